@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -25,8 +25,11 @@ from benchmarks.stream import Nowhere, rates_of_batches, streaming_session
 from dagster_unified.api import (
     AggregateFunction,
     DataStream,
+    KeyedProcessFunction,
     Pipeline,
+    RuntimeContext,
     TumblingEventTimeWindows,
+    ValueStateDescriptor,
     WatermarkStrategy,
 )
 from dagster_unified.connectors import FileSink, ParquetSource
@@ -35,7 +38,7 @@ from dagster_unified.engine.batch.run import Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.streaming.job import Start, StreamingJob
 
-FILES_AT_ONCE, FILE = 4, 500_000
+FILES_AT_ONCE, FILE, KEYS = 4, 500_000, 10_000
 ROUNDS_OF_STREAMING = 2
 
 
@@ -54,6 +57,44 @@ def words(line: str) -> Iterator[Word]:
 
 def counted(a: Word, b: Word) -> Word:
     return Word(a.word, a.n + b.n)
+
+
+class Wide(NamedTuple):
+    """Nineteen fields, as those of the flights."""
+
+    a0: int
+    a1: str
+    a2: float
+    a3: int | None
+    a4: int
+    a5: str
+    a6: float
+    a7: int | None
+    a8: int
+    a9: str
+    a10: float
+    a11: int | None
+    a12: int
+    a13: str
+    a14: float
+    a15: int | None
+    a16: int
+    a17: str
+    a18: float
+
+
+class Longest(KeyedProcessFunction[int, Wide, float]):
+    """Reads three fields, and has state."""
+
+    def open(self, context: RuntimeContext) -> None:
+        self.longest = context.get_state(ValueStateDescriptor("longest", float))
+
+    def process_element(self, value: Wide, ctx: KeyedProcessFunction.Context[int]) -> Iterator[float]:
+        longest = self.longest.value()
+        if len(value.a1) > 1 and (longest is None or value.a2 > longest):
+            self.longest.update(value.a2)
+            if value.a0 % 100 == 0:
+                yield value.a2
 
 
 class Mean(AggregateFunction[R, tuple[int, int], float]):
@@ -101,11 +142,16 @@ def word_count(lines: DataStream[str]) -> DataStream[Any]:
     return lines.flat_map(words, Word).key_by("word").reduce(counted).set_parallelism(PARTITIONS)
 
 
+def keyed_process(records: DataStream[Wide]) -> DataStream[Any]:
+    return records.key_by("a4").process(Longest()).set_parallelism(PARTITIONS)
+
+
 Case = Callable[[DataStream[Any]], DataStream[Any]]
 CASES: dict[str, tuple[str, Case, float]] = {
     "three functions": ("BATCH", three_functions, 1.8),
     "three functions, keyed reduce": ("BATCH", keyed_reduce, 1.8),
     "word count": ("BATCH", word_count, 2),
+    "keyed process, 3 of 19 fields": ("BATCH", keyed_process, 1.7),
     "windows of 10 records": ("BATCH", windows_of_ten, 1.5),
     "windows of 100 records": ("BATCH", windows_of_hundred, 1.5),
     "three functions, rolling reduce": ("STREAMING", keyed_reduce, 1.8),
@@ -118,10 +164,13 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     folder = Path(tempfile.mkdtemp(prefix="bench"))
     try:
         with streaming_session() as spark:
-            numbers, lines = _numbers(spark, folder / "numbers", options), _lines(spark, folder / "lines", options)
+            sources = {
+                kind: write(spark, folder / write.__name__, options.records)
+                for kind, write in ((R, _numbers), (str, _lines), (Wide, _wide))
+            }
             rates = {
                 name: (_in_batch if mode == "BATCH" else _in_streaming)(
-                    spark, folder, lines if case is word_count else numbers, case, options
+                    spark, folder, sources[_kind(case)], case, options
                 )
                 for name, (mode, case, _) in CASES.items()
             }
@@ -138,26 +187,44 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
     return bars, measured
 
 
-def _numbers(spark: SparkSession, path: Path, options: Options) -> str:
+def _kind(case: Case) -> Any:
+    """The records that a case takes."""
+    return {word_count: str, keyed_process: Wide}.get(case, R)
+
+
+def _numbers(spark: SparkSession, path: Path, records: int) -> str:
     """Records in the order of their event time, each file a stretch of it; 10,000 keys follow one another."""
-    ids = spark.range(0, options.records, 1, max(1, options.records // FILE))
+    ids = spark.range(0, records, 1, max(1, records // FILE))
     ids.select(
-        (F.col("id") % options.keys).cast("string").alias("k"), F.col("id").alias("v"), F.col("id").alias("ts")
+        (F.col("id") % KEYS).cast("string").alias("k"), F.col("id").alias("v"), F.col("id").alias("ts")
     ).write.parquet(str(path))
     return str(path)
 
 
-def _lines(spark: SparkSession, path: Path, options: Options) -> str:
+def _lines(spark: SparkSession, path: Path, records: int) -> str:
     """Lines of ten words, of which there are 10,000."""
     found = [F.concat(F.lit("Word"), F.pmod(F.hash("id", F.lit(n)), F.lit(10_000)).cast("string")) for n in range(10)]
-    spark.range(options.records // 10).select(F.concat_ws(" ", *found).alias("value")).write.parquet(str(path))
+    spark.range(records // 10).select(F.concat_ws(" ", *found).alias("value")).write.parquet(str(path))
+    return str(path)
+
+
+def _wide(spark: SparkSession, path: Path, records: int) -> str:
+    """Of three in five as many records, which takes long enough."""
+    number = F.col("id")
+    made = {
+        int: number % KEYS,
+        str: F.concat(F.lit("text "), number % 100),
+        float: number / 7,
+        int | None: F.when(number % 3 > 0, number),
+    }
+    fields = [made[kind].alias(name) for name, kind in get_type_hints(Wide).items()]
+    spark.range(records * 3 // 5).select(*fields).write.parquet(str(path))
     return str(path)
 
 
 def _pipeline(source: str, case: Case, sink: Any) -> Pipeline:
     pipeline = Pipeline("lowering")
-    kind = str if case is word_count else R
-    files = ParquetSource(source, kind, name="records", max_files_per_trigger=FILES_AT_ONCE)
+    files = ParquetSource(source, _kind(case), name="records", max_files_per_trigger=FILES_AT_ONCE)
     case(pipeline.from_source(files)).sink_to(sink)
     return pipeline
 
