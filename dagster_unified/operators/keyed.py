@@ -52,7 +52,12 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         self._listeners: Sequence[IterationListener[Any]] | None = None
 
     def open(self, context: Callable[[KeyedStateBackend | None], RuntimeContext]) -> None:
+        python = type(self.function)
+        before = getattr(python, "process_element", None)
         self.function.open(context(self.state))
+        is_same = getattr(python, "process_element", None) is before
+        if not is_same or "process_element" in getattr(self.function, "__dict__", {}):
+            self._fields = None
 
     def close(self) -> None:
         self.function.close()
@@ -77,18 +82,24 @@ class KeyedProcessOperator(KeyedOperator, KeyedProcessFunction.OnTimerContext[An
         if self._fields is None:
             return super().read(batch, layout)
         columns = batch.select(list(layout.records.names))
-        records = layout.records.partly_read(columns, self._fields)
+        try:
+            records = layout.records.partly_read(columns, self._fields)
+        except Exception:
+            return super().read(batch, layout)  # which raises it again, as it would have
         self._partly_read = records, columns, layout.records
         return records
 
     def _whole(self, record: Any) -> Any:
         """A record that was given to the function, with all its fields."""
-        if self._partly_read is not None:
-            records, batch, kind = self._partly_read
-            for number, read in enumerate(records):
-                if read is record:
-                    return kind.from_batch(batch.slice(number, 1))[0]
-        return record
+        if self._partly_read is None or self._fields is None:
+            return record
+        records, batch, kind = self._partly_read
+        number = next((number for number, read in enumerate(records) if read is record), None)
+        if number is None:
+            return record
+        given, whole = (kind.columns([each]) for each in (record, *kind.from_batch(batch.slice(number, 1))))
+        values = [(given if n in self._fields else whole)[n][0] for n in range(len(kind.names))]  # it may have changed
+        return kind.record(tuple(values))
 
     @property
     def listeners(self) -> Sequence[IterationListener[Any]]:

@@ -12,8 +12,24 @@ from dagster_unified.graph.lowering.record_classes import check_class
 from dagster_unified.graph.lowering.source import Definition, UnreadableError, cached_text, definition_of, method_of
 from dagster_unified.records import RecordType
 
-_SEES_ALL = frozenset(["locals", "vars", "eval", "exec", "dir", "globals"])
-"""Functions that see a record without naming it."""
+_SEES_ALL = frozenset(
+    [
+        "locals",
+        "vars",
+        "eval",
+        "exec",
+        "dir",
+        "globals",
+        "f_locals",
+        "currentframe",
+        "_getframe",
+        "stack",
+        "trace",
+        "capture_locals",
+        "tb_frame",
+    ]
+)
+"""Functions and attributes by which a record is seen without its name."""
 
 _SETS_ANY = frozenset(["setattr", "delattr", "exec", "eval", "globals", "vars"])
 """Functions that may set an attribute without naming it."""
@@ -41,8 +57,8 @@ def fields_read(function: Any, method: str, records: RecordType) -> tuple[int, .
 def _of_argument(definition: Definition, name: str, records: RecordType) -> tuple[int, ...]:
     read, known = set[int](), set[int]()
     for node in ast.walk(definition):
-        if isinstance(node, ast.Name) and node.id in _SEES_ALL:
-            raise UnreadableError(f"it calls {node.id}()")
+        if _named(node) in _SEES_ALL:
+            raise UnreadableError(f"it uses {_named(node)}")
         number = _field(node, name, records)
         if number is not None and isinstance(node, (ast.Attribute, ast.Subscript)):
             read.add(number)
@@ -84,4 +100,14 @@ def _may_set(node: ast.AST, method: str) -> bool:
         return node.id in _SETS_ANY
     if not isinstance(node, ast.Attribute):
         return False
-    return node.attr == "__dict__" or (node.attr in (method, "__class__") and not isinstance(node.ctx, ast.Load))
+    is_set = node.attr in (method, "__class__") and not isinstance(node.ctx, ast.Load)
+    return is_set or node.attr in ("__dict__", "__setattr__")
+
+
+def _named(node: ast.AST) -> str | None:
+    """Return the name that a part of the text uses."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.keyword):
+        return node.arg
+    return node.attr if isinstance(node, ast.Attribute) else None

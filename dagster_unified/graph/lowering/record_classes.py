@@ -67,7 +67,7 @@ def check_class(python: Any) -> None:
             and made.co_filename == "<string>"
             and all(f.init for f in fields)
             and not own.keys() & {"__post_init__", "__new__", "__getattribute__", "__getattr__", "__signature__"}
-            and not own.keys() & {"__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__"}
+            and not own.keys() & {"__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__del__"}
             and getattr(getattr(own.get("__setattr__"), "__code__", made), "co_filename", "") == "<string>"
             and not any(isinstance(own.get(name), (property, types.FunctionType)) for name in names)
             and not any(hasattr(type(own.get(name)), "__set__") for name in names if not _is_slot(own.get(name)))

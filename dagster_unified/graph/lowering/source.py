@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-_SETTING = frozenset(["globals", "exec", "eval"])
-"""Functions by which names may be set without saying so."""
+_SETTING = frozenset(["globals", "exec", "eval", "__globals__", "f_globals"])
+"""Functions and attributes by which names may be set without saying so."""
 
 Definition = ast.Lambda | ast.FunctionDef
 
@@ -67,8 +67,12 @@ class Text:
 
     @cached_property
     def may_set_any(self) -> bool:
-        """Whether it uses a function by which any name may be set."""
-        return any(isinstance(node, ast.Name) and node.id in _SETTING for node in ast.walk(self.tree))
+        """Whether it uses something by which any name may be set."""
+        return any(
+            (isinstance(node, ast.Name) and node.id in _SETTING)
+            or (isinstance(node, ast.Attribute) and node.attr in _SETTING)
+            for node in ast.walk(self.tree)
+        )
 
     @cached_property
     def generators(self) -> Sequence[tuple[int, int]]:

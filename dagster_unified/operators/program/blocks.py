@@ -39,8 +39,7 @@ class Block:
     @property
     def columns(self) -> pa.RecordBatch | None:
         """As Arrow, unless they were converted to Python records that may have been changed since."""
-        is_same = self._records is None or (self._kind is not None and not self._kind.fit.mutable)
-        return self._batch if is_same else None
+        return self._batch if self._records is None or _cannot_change(self._kind) else None
 
     def at(self, timestamps: Sequence[int | None] | None) -> Block:
         """The same records with these event times."""
@@ -80,6 +79,13 @@ class Block:
             assert self._records is not None
             self._batch = kind.to_batch(self._records)
         return self._batch
+
+
+def _cannot_change(kind: RecordType | None) -> bool:
+    """Whether no function can change a record of a type, by whatever means."""
+    if kind is None or kind.fit.mutable:
+        return False
+    return kind.shape != "class" or issubclass(kind.python, tuple)
 
 
 Consumer = Callable[[Block], None]

@@ -1,5 +1,6 @@
 """Functions that are called, of whose records only some fields are read."""
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.keyed import KeyedProcessOperator
 from dagster_unified.records import record_type
 from dagster_unified.testing import run_pipeline
+from tests.graph.lowering.replacing import replaced
 from tests.support import MODES
 
 
@@ -135,6 +137,16 @@ def test_a_record_that_is_used_otherwise_is_read_as_a_whole(python):
         fields_read(python(), "process_element", record_type(Sale))
 
 
+class InAFrame(Total):
+    def process_element(self, value, ctx):
+        yield str(sys._getframe().f_locals), value.amount
+
+
+def test_a_record_may_be_seen_without_its_name():
+    with pytest.raises(UnreadableError, match="f_locals"):
+        fields_read(InAFrame(), "process_element", record_type(Sale))
+
+
 def test_a_value_is_no_record():
     with pytest.raises(UnreadableError, match="is a value"):
         fields_read(Nothing(), "process_element", record_type(int))
@@ -153,6 +165,12 @@ def test_a_method_that_is_replaced_is_not_read(tmp_path, monkeypatch):
 
     with pytest.raises(UnreadableError, match="may be set again"):
         fields_read(replacing.Replaced(), "process_element", record_type(Sale))
+
+
+class Pops(Total):
+    def process_element(self, value, ctx):
+        while True:
+            value.items.pop()
 
 
 def outcome(rows, function, mode, lowering, made=tuple[str, int]):
@@ -174,6 +192,21 @@ SALES = st.builds(Sale, SHOPS, st.integers(-3, 3), st.none() | st.text(), st.lis
 def test_results_and_errors_are_those_of_whole_records(mode, function, rows):
     """Where one raises, the error shows the whole record."""
     assert outcome(rows, function, mode, "AUTO") == outcome(rows, function, mode, "OFF")
+
+
+@MODES
+def test_an_error_shows_what_the_function_has_made_of_its_record(mode):
+    rows = [Sale("a", 1, "n", [3, 1], 0.5)]
+    assert "items=[]" in outcome(rows, Pops(), mode, "AUTO")
+    assert outcome(rows, Pops(), mode, "AUTO") == outcome(rows, Pops(), mode, "OFF")
+
+
+@MODES
+def test_a_method_that_open_replaces_is_given_whole_records(mode, monkeypatch):
+    opened = Listed.open
+    monkeypatch.setattr(Listed, "open", lambda self, context: (opened(self, context), replaced(self))[0])
+    rows = [Sale("a", 1, "n", [3, 1], 0.5)]
+    assert outcome(rows, Listed(), mode, "AUTO") == outcome(rows, Listed(), mode, "OFF")
 
 
 @MODES
