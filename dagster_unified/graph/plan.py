@@ -191,10 +191,8 @@ class Plan:
         folds = type(node) is ReduceNode or (
             type(node) is WindowNode and (node.function.reduce is not None or node.function.aggregate is not None)
         )
-        if type(node) is KeyedProcessNode:
-            read = lowering_of(node, self.input_layout(node.id).records, self.execution)
-            return None if read.fields is None else read
-        if not isinstance(node, FusedNode) and not folds:
+        is_process = type(node) is KeyedProcessNode
+        if not isinstance(node, FusedNode) and not folds and not is_process:
             return None
         if node not in self._lowerings:
             found = lowering_of(node, self.input_layout(node.id).records, self.execution)
@@ -203,7 +201,7 @@ class Plan:
             before = self._gives_records(node) if found.inlined is not None else None
             if before is not None:
                 found = Lowering(why_not=f"'{before.name}' before it gives records one by one")
-            self._lowerings[node] = found
+            self._lowerings[node] = None if is_process and found.fields is None else found
         return self._lowerings[node]
 
     def _folded(self, node: ReduceNode, lowering: Lowering) -> Lowering:
@@ -232,7 +230,7 @@ class Plan:
         return None
 
     @cached_property
-    def _lowerings(self) -> dict[Node, Lowering]:
+    def _lowerings(self) -> dict[Node, Lowering | None]:
         return {}
 
     def _united(self, edges: Sequence[Edge]) -> StreamLayout:

@@ -101,8 +101,8 @@ class FieldFold:
     def __init__(self, fold: Fold, value: RecordType, taken: RecordType) -> None:
         self._fold, self._ways = fold, fold.ways
         self._value, self._taken = value, taken
-        text = _Text(fold, len(value.names), value == taken)
-        self._final, self._rolls = _final(text), _rolling(text)
+        self._text = _Text(fold, len(value.names), value == taken)
+        self._final = _final(self._text)
         self.reads = self._final.columns
         """The fields of records that `one` needs."""
 
@@ -181,7 +181,7 @@ class FieldFold:
     def _rolling(
         self, batch: pa.RecordBatch, starts: Sequence[int], held: Sequence[Any]
     ) -> tuple[pa.RecordBatch, list[Any]] | None:
-        code = self._rolls
+        code = _rolling(self._text)
         self._taken.check_others(batch, code.columns)
         columns = [self._taken.values(number, batch.column(number)) for number in code.columns]
         before = [None if value is None else self._fields(value) for value in held]

@@ -257,6 +257,9 @@ class ReduceOperator(KeyedOperator):
         self._are_values = values is not None
         return values
 
+    def takes_columns(self, count: int) -> bool:
+        return self._by_field is not None and self.one_value is not None and count >= WORTH_COLUMNS
+
     def process_columns(
         self,
         keys: Sequence[Hashable],
@@ -265,8 +268,7 @@ class ReduceOperator(KeyedOperator):
         timestamps: Sequence[int | None],
         after: Callable[[], None],
     ) -> bool:
-        if self._by_field is None or self.one_value is None or batch.num_rows < WORTH_COLUMNS:
-            return False
+        assert self._by_field is not None
         rolled = self._by_field.rolling(batch, starts, self.state.take("value", keys))
         if rolled is None:
             return False

@@ -237,6 +237,10 @@ class KeyedOperator:
         """
         return None
 
+    def takes_columns(self, count: int) -> bool:
+        """Whether `process_columns` is worth trying for so many records."""
+        return False
+
     def process_columns(
         self,
         keys: Sequence[Hashable],

@@ -85,8 +85,6 @@ class GroupedOperator:
         timestamps: Sequence[int | None],
     ) -> bool:
         """Process runs of several keys' records in columns; return False where `process` has to."""
-        if self.holds_back:
-            return False
         self._load_runs(group, keys)
         return self.operator.process_columns(keys, starts, batch, timestamps, self.after)
 
@@ -479,9 +477,10 @@ class KeyGroups:
             self._touched += keys
         timestamps = self._timestamps(batch)
         has_each_once = type(keys[0]) in _PLAIN or len(set(keys)) == len(keys)
-        columns = batch.select(list(layout.records.names))
-        if has_each_once and self.grouped.process_columns(group, keys, starts, columns, timestamps):
-            return
+        if has_each_once and not self.grouped.holds_back and self.operator.takes_columns(batch.num_rows):
+            columns = batch.select(list(layout.records.names))
+            if self.grouped.process_columns(group, keys, starts, columns, timestamps):
+                return
         records = self._read(batch)
         if has_each_once:
             self.grouped.process(group, keys, starts, records, timestamps)

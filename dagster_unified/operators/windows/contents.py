@@ -295,26 +295,21 @@ class Aggregated(_OneValue):
         self._function = spec.aggregate
         self._add = self._declared.fit.fold("function(value, combined)")
 
+    def _begun(self, contents: Any) -> Any:
+        return self._normal(self._function.create_accumulator()) if contents is None else contents
+
     def _added(self, contents: Any, records: Iterable[Any]) -> Any:
-        if contents is None:
-            contents = self._normal(self._function.create_accumulator())
-        return self._add(contents, records, self._function.add, self._normal)
+        return self._add(self._begun(contents), records, self._function.add, self._normal)
 
     def add(self, contents: Any, record: Any, timestamp: int | None) -> Any:
         return self._watched(self._added(contents, (record,)))
 
     def add_all(self, contents: Any, records: Sequence[Any]) -> Any:
-        try:
-            if contents is None:
-                contents = self._normal(self._function.create_accumulator())
-        except RAISED as error:
-            raise self._failed(error, records[0]) from error
-        folded = self._folded(contents, records)
-        if folded is not None:
-            return folded
         rest = iter(records)
         try:
-            return self._watched(self._added(contents, rest))
+            begun = self._begun(contents)
+            folded = self._folded(begun, records)
+            return self._watched(self._added(begun, rest)) if folded is None else folded
         except RAISED as error:
             raise self._failed(error, records[max(0, len(records) - length_hint(rest) - 1)]) from error
 

@@ -1,13 +1,26 @@
 """Which operators of a plan are inlined, what `explain` says of them, and that they are in every mode."""
 
+from datetime import timedelta
 from typing import NamedTuple
 
-from dagster_unified.api import KeyedProcessFunction, KeySelector, MapFunction, Pipeline, WatermarkStrategy
+import pytest
+
+from dagster_unified.api import (
+    KeyedProcessFunction,
+    KeySelector,
+    MapFunction,
+    Pipeline,
+    TumblingEventTimeWindows,
+    WatermarkStrategy,
+)
 from dagster_unified.connectors import CollectionSource, CsvSource, PrintSink
 from dagster_unified.graph.explain import as_text
+from dagster_unified.operators.by_field import FieldFold
 from dagster_unified.operators.program import inlined
 from dagster_unified.testing import run_pipeline
 from tests.support import MODES
+
+SECOND = timedelta(seconds=1)
 
 
 class Sale(NamedTuple):
@@ -161,3 +174,25 @@ def test_a_reader_is_inlined_behind_another_one_that_was_given_records(mode, mon
     assert run_pipeline(pipeline, mode).sinks["large"] == [Sale("a", 12, 1)]
     assert ran
     assert None not in ran
+
+
+@pytest.mark.parametrize(
+    ("mode", "method", "build"),
+    [
+        ("BATCH", "combined", lambda s: s.key_by("shop").sum("amount")),
+        ("BATCH", "one", lambda s: s.key_by("shop").window(TumblingEventTimeWindows.of(SECOND)).sum("amount")),
+        ("STREAMING", "one", lambda s: s.key_by("shop").window(TumblingEventTimeWindows.of(SECOND)).sum("amount")),
+        ("STREAMING", "rolling", lambda s: s.key_by("shop").sum("amount")),
+    ],
+)
+def test_records_are_folded_in_columns(mode, method, build, monkeypatch):
+    results = []
+    fold = getattr(FieldFold, method)
+    monkeypatch.setattr(FieldFold, method, lambda *arguments: results.append(fold(*arguments)) or results[-1])
+    pipeline = Pipeline("p")
+    sales = pipeline.from_collection([Sale("a", number, number) for number in range(600)])
+    by_field = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
+    build(sales.assign_timestamps_and_watermarks(by_field)).print()
+    assert run_pipeline(pipeline, mode, micro_batch=None).only()[-1].amount == sum(range(600))
+    assert results
+    assert None not in results
