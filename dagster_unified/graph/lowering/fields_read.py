@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import sys
+from functools import lru_cache
 from typing import Any
 
 from dagster_unified.graph.fingerprint import is_installed
 from dagster_unified.graph.lowering.record_classes import check_class
-from dagster_unified.graph.lowering.source import Definition, UnreadableError, cached_text, definition_of, method_of
+from dagster_unified.graph.lowering.source import (
+    Definition,
+    Text,
+    UnreadableError,
+    definition_of,
+    method_of,
+    text_of_module,
+)
 from dagster_unified.records import RecordType
 
 _SEES_ALL = frozenset(
@@ -84,15 +91,20 @@ def _field(node: ast.AST, name: str, records: RecordType) -> int | None:
 
 def _check_sets(python: type, method: str) -> None:
     """Raise `UnreadableError` where the file of a class may replace a method of its objects."""
-    file = getattr(sys.modules.get(python.__module__), "__file__", None)
-    if file is None:
+    text = text_of_module(sys.modules.get(python.__module__))
+    if text is None:
         raise UnreadableError(f"the source of {python.__name__} is not there")
     try:
-        nodes = ast.walk(cached_text(file, "".join(linecache.getlines(file))).tree)
-        if any(_may_set(node, method) for node in nodes):
+        if _sets(text, method):
             raise UnreadableError(f"{method} may be set again")
     except SyntaxError:
         raise UnreadableError(f"the source of {python.__name__} is not Python") from None
+
+
+@lru_cache(maxsize=256)
+def _sets(text: Text, method: str) -> bool:
+    """Whether a file may set an attribute of this name; it is walked once for all functions in it."""
+    return any(_may_set(node, method) for node in ast.walk(text.tree))
 
 
 def _may_set(node: ast.AST, method: str) -> bool:

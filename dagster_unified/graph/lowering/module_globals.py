@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import linecache
 import operator
 import os
 import sys
@@ -14,7 +13,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from dagster_unified.graph.lowering.source import Text, cached_text, text_of
+from dagster_unified.graph.lowering.source import Text, text_of, text_of_module
 
 _PURE: tuple[Any, ...] = (datetime, date, timedelta, timezone, ZoneInfo, Decimal, frozenset)
 """Classes whose objects cannot change, and are the same for the same arguments."""
@@ -64,11 +63,10 @@ class Globals(NamedTuple):
 
     def _is_constant_elsewhere(self, statement: ast.ImportFrom, name: str) -> bool:
         module = sys.modules.get(statement.module or "") if not statement.level else None
-        file = getattr(module, "__file__", None)
+        text = text_of_module(module)
         given = next((alias.name for alias in statement.names if (alias.asname or alias.name) == name), "")
-        if module is None or file is None or vars(module).get(given, self) is not self.names[name]:
+        if module is None or text is None or vars(module).get(given, self) is not self.names[name]:
             return False
-        text = cached_text(file, "".join(linecache.getlines(file)))
         try:
             return Globals(text, vars(module)).is_constant(given)
         except (SyntaxError, RecursionError):

@@ -120,6 +120,12 @@ def text_of(function: types.FunctionType) -> Text:
     return cached_text(function.__code__.co_filename, "".join(lines))
 
 
+def text_of_module(module: types.ModuleType | None) -> Text | None:
+    """Return the text of a module's file, if it has one."""
+    file = getattr(module, "__file__", None)
+    return None if file is None else cached_text(file, "".join(linecache.getlines(file)))
+
+
 cached_text = lru_cache(maxsize=256)(Text)  # one for each text of a file, with what is found out about it
 
 
