@@ -85,35 +85,32 @@ def test_an_author_may_have_functions_called():
     assert off == ["called for each record: execution.lowering is OFF"]
 
 
-@MODES
-def test_the_harness_runs_what_spark_runs(mode, monkeypatch):
-    ran = []
+@pytest.fixture
+def ran(monkeypatch):
+    """What the chains on columns have given."""
+    given = []
 
     class Chain(inlined.InlinedChain):
         def run(self, block):
-            found = super().run(block)
-            ran.append(found is not None)
-            return found
+            given.append(super().run(block))
+            return given[-1]
 
     monkeypatch.setattr("dagster_unified.operators.program.run.InlinedChain", Chain)
+    return given
+
+
+@MODES
+def test_the_harness_runs_what_spark_runs(mode, ran):
     pipeline = Pipeline("sales")
     sales = [Sale("north", 2**62, 1), Sale("south", 20, 2), Sale("south", 4, 3)]
     stream = pipeline.from_source(CollectionSource(sales, Sale, "sales")).filter(large)
     stream.map(lambda s: Sale(s.shop, s.amount // 2, s.at), Sale).sink_to(PrintSink(name="out"))
     assert sorted(run_pipeline(pipeline, mode).sinks["out"]) == [Sale("north", 2**61, 1), Sale("south", 10, 2)]
-    assert any(ran)
+    assert any(block is not None for block in ran)
 
 
 @MODES
-def test_a_key_that_can_be_read_is_computed_on_columns(mode, monkeypatch):
-    ran = []
-
-    class Chain(inlined.InlinedChain):
-        def run(self, block):
-            ran.append(super().run(block))
-            return ran[-1]
-
-    monkeypatch.setattr("dagster_unified.operators.program.run.InlinedChain", Chain)
+def test_a_key_that_can_be_read_is_computed_on_columns(mode, ran):
     pipeline = Pipeline("sales")
     sales = [Sale("north", 12, 1), Sale("North", 20, 2), Sale("south", 4, 3)]
     keyed = pipeline.from_source(CollectionSource(sales, Sale, "sales")).key_by(
@@ -158,15 +155,7 @@ def test_a_key_selector_gives_keys_by_its_own_method(mode):
 
 
 @MODES
-def test_a_reader_is_inlined_behind_another_one_that_was_given_records(mode, monkeypatch):
-    ran = []
-
-    class Chain(inlined.InlinedChain):
-        def run(self, block):
-            ran.append(super().run(block))
-            return ran[-1]
-
-    monkeypatch.setattr("dagster_unified.operators.program.run.InlinedChain", Chain)
+def test_a_reader_is_inlined_behind_another_one_that_was_given_records(mode, ran):
     pipeline = Pipeline("p")
     sales = pipeline.from_source(CollectionSource([Sale("a", 6, 1), Sale("b", 1, 2)], Sale, "sales")).map(doubled)
     sales.map(shown).sink_to(PrintSink(name="shown"))
