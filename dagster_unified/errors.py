@@ -57,6 +57,10 @@ def _rebuild_user_function_error(message: str, operator: str, record: str, locat
     return UserFunctionError(message, operator=operator, record=record, location=location)
 
 
+class LoweringError(UnifiedError):
+    """A stage that runs on columns met what only the functions themselves can say: it runs again, and calls them."""
+
+
 class UnreachableError(MissingRequirementError):
     """Nobody answers at the address of Spark's master or Connect server.
 

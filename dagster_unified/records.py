@@ -19,7 +19,7 @@ import textwrap
 import types
 import typing
 from collections.abc import Callable, Collection
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from enum import Enum
 from functools import cached_property, lru_cache
 from itertools import pairwise, repeat, starmap
@@ -30,7 +30,7 @@ from msgspec import Struct
 from msgspec import inspect as mi
 
 from dagster_unified.arrow_types import forbidden_null, python_values
-from dagster_unified.errors import RecordTypeError
+from dagster_unified.errors import LoweringError, RecordTypeError
 from dagster_unified.values import Fit, Misfit, RecordFit, UnfitError, class_of, described, fit_of
 
 if TYPE_CHECKING:
@@ -235,14 +235,19 @@ class RecordType:
         return self.records(columns)
 
     def partly_read(self, batch: pa.RecordBatch, fields: Collection[int]) -> list[Any]:
-        """As `from_batch`, for one who looks at no other fields than these."""
+        """As `from_batch`, for one who looks at no other fields than these. Others may have a column of type null."""
         self.check_others(batch, fields)
         unread = [NOT_READ] * batch.num_rows
         columns = enumerate(batch.columns)
         return self.records([self.values(number, column) if number in fields else unread for number, column in columns])
 
     def values(self, index: int, column: pa.Array) -> list[Any]:
-        """The values of a field from its column, whose nulls are checked."""
+        """The values of a field from its column, whose nulls are checked.
+
+        Raises `LoweringError` for a column of type null, which stands for one that nobody was to read.
+        """
+        if self.lacks(index, column):
+            raise LoweringError(f"field '{self.names[index]}' of {type_name(self.python)} is read, and was left out")
         try:
             values = python_values(column)
         except OverflowError as error:
@@ -253,8 +258,26 @@ class RecordType:
         decode = _decoders(self.python)[index]
         return values if decode is None else self._decoded(index, decode, values)
 
+    def lacks(self, index: int, column: pa.Array) -> bool:
+        """Whether a column, of type null, stands for a field that was left out."""
+        return pa.types.is_null(column.type) and not pa.types.is_null(self.schema.types[index])
+
+    def is_checked_by_columns(self, index: int) -> bool:
+        """Whether an expression on columns can say if a field's values can be read."""
+        kinds = (*_ALWAYS_READABLE, pa.types.is_string, pa.types.is_timestamp, pa.types.is_date)
+        is_plain = any(is_such(self.schema.types[index]) for is_such in kinds)
+        return is_plain and _decoders(self.python)[index] is None
+
+    def partial_batch(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
+        """Columns as a batch, some of which may be of type null, since their fields were left out."""
+        if not any(pa.types.is_null(column.type) for column in columns):
+            return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return pa.RecordBatch.from_arrays(columns, names=self.names)
+
     def check_readable(self, index: int, column: pa.Array) -> None:
         """Raise an error where reading a field from its column raises one, without reading all of it."""
+        if self.lacks(index, column):
+            return
         if pa.types.is_string(column.type) and _decoders(self.python)[index] is None:
             column.validate(full=True)
         elif not any(is_such(column.type) for is_such in _ALWAYS_READABLE):
@@ -289,7 +312,8 @@ class RecordType:
     def check_nulls(self, batch: pa.RecordBatch) -> None:
         """Raise `RecordTypeError` for a null where the type does not allow None."""
         for i, info in _required(self.python):
-            path = forbidden_null(batch.column(i), info)
+            column = batch.column(i)
+            path = None if self.lacks(i, column) else forbidden_null(column, info)
             if path is not None:
                 raise RecordTypeError(
                     f"field '{self.names[i]}{path}' of {type_name(self.python)} is null, and its type does not allow"
@@ -421,9 +445,13 @@ _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, struct.error, OverflowError, Typ
 
 _ALWAYS_READABLE = (pa.types.is_int64, pa.types.is_float64, pa.types.is_boolean, pa.types.is_binary)
 
-_FIRST, _LAST = (
+RANGE_OF_TIMES = _FIRST, _LAST = tuple(
     (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max)
 )
+"""The first and the last time, in microseconds since the epoch."""
+
+RANGE_OF_DATES = tuple((day - date(1970, 1, 1)).days for day in (date.min, date.max))
+"""The first and the last date, in days since the epoch."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,12 +14,13 @@ from msgspec import inspect as mi
 
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.lowering.deciding import key_on_columns
+from dagster_unified.graph.lowering.needed import NeededFields
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key, Port
 from dagster_unified.graph.operator_state import chosen_from
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.operators.keys import KeyedInput
-from dagster_unified.operators.layout import TIMESTAMP, StreamLayout, key_column
+from dagster_unified.operators.layout import CARRIED, TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.operator import KeyedOptions
 from dagster_unified.operators.program.inlined import Inlined
 from dagster_unified.operators.program.step import BroadcastInput, Output, Program, Step
@@ -203,9 +204,9 @@ def keyed_program(plan: Plan, node: g.Node) -> Program:
     return program(plan, node.name, (Link(node.id),))
 
 
-def keys_program(plan: Plan, stage: str, layout: StreamLayout) -> Program:
-    """Return a program of no operators, which adds the keys that functions compute."""
-    return program(plan, stage, (), (Output(-1, layout),), layout.without_keys)
+def keys_program(plan: Plan, stage: str, layout: StreamLayout, taken: StreamLayout | None = None) -> Program:
+    """Return a program of no operators, which adds the keys that functions compute; by default it takes the others."""
+    return program(plan, stage, (), (Output(-1, layout),), taken or layout.without_keys)
 
 
 class Runs(Enum):
@@ -276,10 +277,47 @@ class ExecutionGraph:
     carried: tuple[Port, ...] = ()
     """The state that goes on to the next partition."""
 
+    leaves_out: bool = False
+    """Whether columns that nobody reads are left out, where what runs it runs again if somebody does."""
+
     @staticmethod
     def of(plan: Plan, region: Region) -> ExecutionGraph:
-        """Return the operators of a region."""
-        return ExecutionGraph(plan, region.name, region.nodes, region.outputs, region.sinks, region.carried)
+        """Return the operators of a region. State that goes on may hold records, and these are whole."""
+        leaves_out = plan.execution.lowers and plan.execution.mode == "BATCH" and not region.carried
+        return ExecutionGraph(plan, region.name, region.nodes, region.outputs, region.sinks, region.carried, leaves_out)
+
+    @cached_property
+    def _needed(self) -> NeededFields:
+        return NeededFields(self.plan, self.nodes, {*self.outputs, *self.carried}, self.is_unseen)
+
+    def is_unseen(self, port: Port) -> bool:
+        """Return whether nobody has looked at the values of a stream, so that some may not be of their types."""
+        node = self.plan.graph.nodes[port.node]
+        vertex = self.vertex_of.get(port.node)
+        seen = node.needs_worker if vertex is None else vertex.runs is Runs.PYTHON
+        return not seen and not self.plan.layout(port).keys
+
+    def layout(self, port: Port) -> StreamLayout:
+        """Return the columns in which a stream leaves its vertex, without those that nobody reads."""
+        layout = self.plan.layout(port)
+        if not self.leaves_out or port.node not in self.vertex_of or port.tag == CARRIED:
+            return layout
+        return layout.with_fields(self._needed.of_stream(port))
+
+    def input_layout(self, node: int) -> StreamLayout:
+        """Return the columns of what reaches an operator, without those that neither it nor what is behind it reads."""
+        layout, vertex = self.plan.input_layout(node), self.vertex_of.get(node)
+        if not self.leaves_out or vertex is None or vertex.runs is not Runs.PYTHON:
+            return layout
+        return layout.with_fields(self._needed.of_input(node))
+
+    def keys_program(self, port: Port) -> Program:
+        """Return a program of no operators, which adds the keys that functions compute to a stream."""
+        layout = self.layout(port)
+        taken = layout.without_keys
+        if layout.fields is not None:
+            taken = taken.with_fields(self._needed.before_keys(port))
+        return keys_program(self.plan, self.name, layout, taken)
 
     @cached_property
     def vertices(self) -> tuple[Vertex, ...]:
@@ -343,10 +381,10 @@ class ExecutionGraph:
     def program(self, vertex: Vertex, last_event_time: int | None = None) -> Program:
         """Return the program of a Python vertex."""
         outputs = [
-            Output(leaving.link, self.plan.layout(leaving.port), leaving.port.tag) for leaving in vertex.chain.outputs
+            Output(leaving.link, self.layout(leaving.port), leaving.port.tag) for leaving in vertex.chain.outputs
         ]
         made = program(self.plan, self.name, vertex.chain.links, outputs, last_event_time=last_event_time)
-        return replace(made, in_subtasks=vertex.head in self.plan.subtasks)
+        return replace(made, input=self.input_layout(vertex.head), in_subtasks=vertex.head in self.plan.subtasks)
 
     def is_computed_again(self, vertex: Vertex) -> bool:
         """Return whether a vertex would run once for each of several readers, as lazy streams do.

@@ -401,7 +401,7 @@ def _vertices(graph: ExecutionGraph) -> Iterator[str]:
         names = " → ".join(f"'{plan.graph.node(member).name}'" for member in vertex.members)
         yield f"vertex {number}, depth {vertex.depth}, {vertex.runs.value}: {names}"
         for edge in graph.edges[vertex.head]:
-            yield f"  reads {_stream(plan, edge.port)} of {_origin(plan, edge, numbers)}: {_travels(plan, edge)}"
+            yield f"  reads {_stream(plan, edge.port)} of {_origin(plan, edge, numbers)}: {_travels(graph, edge)}"
         node = plan.graph.node(vertex.head)
         if isinstance(node, g.IterationNode):
             yield from _indented(_loop(compile_loop(plan, node, node.parallelism or plan.execution.parallelism or 1)))
@@ -414,10 +414,11 @@ def _origin(plan: Plan, edge: ExecutionEdge, numbers: Mapping[Vertex, int]) -> s
     return "the operators with state" if region is None or len(plan.regions) == 1 else f"stage '{region.name}'"
 
 
-def _travels(plan: Plan, edge: ExecutionEdge) -> str:
+def _travels(graph: ExecutionGraph, edge: ExecutionEdge) -> str:
     """Say how the records of an edge travel, and which columns do."""
+    plan = graph.plan
     node = plan.graph.node(edge.edge.target)
-    layout = plan.broadcast_layout(node.id) if edge.is_broadcast else plan.input_layout(node.id)
+    layout = plan.broadcast_layout(node.id) if edge.is_broadcast else graph.input_layout(node.id)
     text = str(edge.kind.value).lower()
     if edge.is_broadcast:
         text = "a copy to all"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -226,19 +226,42 @@ class StreamLayout:
     records: RecordType
     timestamped: bool = False
     keys: tuple[ComputedKey, ...] = ()
+    fields: frozenset[int] | None = None
+    """The fields of the records that have columns, since somebody reads them; None for all."""
 
     @cached_property
     def schema(self) -> pa.Schema:
-        fields = list(self.records.schema)
+        fields = [self.records.schema.field(number) for number in self.numbers]
         if self.timestamped:
             fields.append(pa.field(TIMESTAMP, pa.int64()))
         fields += [pa.field(key_column(i), key.arrow) for i, key in enumerate(self.keys)]
         return pa.schema(fields)
 
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The fields of the records that have columns, in their order."""
+        return range(len(self.records.names)) if self.fields is None else sorted(self.fields)
+
     @cached_property
     def without_keys(self) -> StreamLayout:
         """The same, without the computed keys."""
-        return StreamLayout(self.records, self.timestamped) if self.keys else self
+        return replace(self, keys=()) if self.keys else self
+
+    def with_fields(self, fields: frozenset[int]) -> StreamLayout:
+        """The same, with columns for these fields only."""
+        return replace(self, fields=None if len(fields) == len(self.records.names) else fields)
+
+    def whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch of these columns and others, with a column of type null for each field that has none."""
+        if self.fields is None:
+            return batch
+        names = self.records.names
+        own = [
+            batch.column(name) if number in self.fields else pa.nulls(batch.num_rows)
+            for number, name in enumerate(names)
+        ]
+        others = [name for name in batch.schema.names if name not in names]
+        return pa.RecordBatch.from_arrays([*own, *map(batch.column, others)], names=[*names, *others])
 
 
 CARRIED = "__carried"

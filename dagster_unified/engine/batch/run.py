@@ -107,6 +107,10 @@ class Run:
         """Return the address of a region's intermediate in this run."""
         return Address(self.plan.name, region.name, self.run_id, self.partition)
 
+    def calling_functions(self) -> Run:
+        """Return the same run, in which the function of each operator is called for each record."""
+        return replace(self, plan=replace(self.plan, execution=replace(self.plan.execution, lowers=False)))
+
 
 def only_saved(runs: Sequence[Run]) -> bool:
     """Return whether the state that a job's operators leave goes only to a savepoint, and they start without state."""

@@ -6,6 +6,7 @@ are written from that, so that nothing is computed twice and a retry of a sink c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -47,19 +48,22 @@ from dagster_unified.engine.events import SinkHeld, StageFinished, StageStarted
 from dagster_unified.engine.failures import damaged_file, translated
 from dagster_unified.engine.positions import batch_positions, batch_reads, stops_of, with_fixed_ranges
 from dagster_unified.engine.shipping import by_value_afresh
-from dagster_unified.errors import IntermediateLostError, UnifiedError, UnsupportedError
+from dagster_unified.errors import IntermediateLostError, LoweringError, UnifiedError, UnsupportedError
 from dagster_unified.graph.connectors import WHOLE
 from dagster_unified.graph.nodes import IterationNode, Port, SinkNode
 from dagster_unified.graph.plan import Plan, Region
 from dagster_unified.graph.regions import regions_to_recompute
 from dagster_unified.operators.layout import EMITTED
 from dagster_unified.operators.metrics import merge
+from dagster_unified.records import NOT_READ
 from dagster_unified.storage.paths import remove_tree
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from dagster_unified.engine.batch.iterate import Iterations
+
+_log = logging.getLogger(__name__)
 
 
 class RegionSinks:
@@ -214,7 +218,24 @@ def _run_together(
 def _run_region(
     runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str
 ) -> list[Manifest]:
-    """Run a region in one Spark job, for one partition or several."""
+    """Run a region in one Spark job, for one partition or several.
+
+    Where it meets on columns what only functions can say, or should show a record of which it has a part, it runs once
+    more and calls the functions.
+    """
+    try:
+        return _run_once(runs, region_id, inputs, reason)
+    except UnifiedError as error:
+        if not isinstance(error, LoweringError) and repr(NOT_READ) not in str(error):
+            raise
+        runs[0].check()
+        _log.info("%s; the stage runs again, and calls its functions for each record", error)
+        return _run_once([run.calling_functions() for run in runs], region_id, inputs, reason)
+
+
+def _run_once(
+    runs: Sequence[Run], region_id: int, inputs: Sequence[Mapping[int, Manifest]], reason: str
+) -> list[Manifest]:
     region = runs[0].plan.regions[region_id]
     runs = [replace(run, plan=with_fixed_ranges(run.plan, region)) for run in runs]
     first = runs[0]

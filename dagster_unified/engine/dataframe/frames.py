@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,18 +16,19 @@ from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import Reports, mapped, stream_of
 from dagster_unified.engine.failures import naming_operator
 from dagster_unified.engine.shipping import Shipments, by_value
-from dagster_unified.errors import PipelineError
+from dagster_unified.errors import LoweringError, PipelineError
 from dagster_unified.graph import nodes as g
-from dagster_unified.graph.execution_graph import ExecutionGraph, Runs, Vertex, channel_selector, channels, keys_program
+from dagster_unified.graph.execution_graph import ExecutionGraph, Runs, Vertex, channel_selector, channels
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Port
 from dagster_unified.graph.operator_state import CHOOSING
 from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
 from dagster_unified.operators.program.step import Program
 from dagster_unified.operators.routing import ByKey, ByPartitioner, CopyToAll
-from dagster_unified.records import RecordType, type_name
+from dagster_unified.records import RANGE_OF_DATES, RANGE_OF_TIMES, RecordType, type_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 _WITHOUT_FUNCTIONS = (g.SourceNode, g.NativeNode, g.AssignTimestampsNode)
 """The nodes that let records pass which nobody has decoded."""
@@ -47,7 +49,7 @@ class Inputs(ABC):
     def input_of(self, node_id: int) -> DataFrame:
         """Return a node's inputs united, partitioned as their exchange says, and sorted where the node is keyed."""
         node = self.plan.graph.node(node_id)
-        layout = self.plan.input_layout(node_id)
+        layout = self.graph.input_layout(node_id)
         edges = self.plan.graph.main_inputs(node_id)
         choosing = [edge.partitioning for edge in edges if edge.partitioning.kind in CHOOSING]
         if len(edges) == 1 or choosing == [edges[0].partitioning] * len(edges):
@@ -82,8 +84,8 @@ class Inputs(ABC):
                     f" {kind} is null, and its type does not allow None; declare it optional (`| None`), or leave such"
                     " rows out before"
                 )
-                raised = F.raise_error(F.lit(message)).cast(stored.dataType)
-                column = F.when(column.isNull(), raised).otherwise(column).alias(field.name)
+                failure = raised(message, stored.dataType)
+                column = F.when(column.isNull(), failure).otherwise(column).alias(field.name)
             columns.append(column)
         return columns
 
@@ -103,9 +105,11 @@ class Inputs(ABC):
         from pyspark.sql import functions as F
 
         port = edge.port
+        emitted = self.graph.layout(port)
         frame = self.port(port)
-        emitted = self.plan.layout(port)
-        columns: list[Column] = [F.col(name) for name in emitted.records.names]
+        if self.graph.is_unseen(port):
+            frame = with_checks(frame, emitted.records, set(layout.numbers))
+        columns: list[Column] = [F.col(emitted.records.names[number]) for number in layout.numbers]
         if layout.timestamped:
             columns.append(F.col(TIMESTAMP) if emitted.timestamped else F.lit(None).cast("long").alias(TIMESTAMP))
         computed = edge.partitioning.key.computed if edge.partitioning.key is not None else None
@@ -198,6 +202,36 @@ class Inputs(ABC):
         udf: Any = arrow_udf
         subtask: Column = udf(chosen, IntegerType())(*key_columns(edge))
         return subtask
+
+
+def with_checks(frame: DataFrame, records: RecordType, read: Collection[int]) -> DataFrame:
+    """Return rows of which a worker will read some fields; a value of another that it could not read fails here."""
+    from pyspark.sql import functions as F
+
+    wrong: list[Column] = []
+    for number, field in enumerate(records.schema):
+        if number in read:
+            continue
+        column = F.col(field.name)
+        if not field.nullable:
+            wrong.append(column.isNull())
+        if pa.types.is_string(field.type):
+            wrong.append(~F.is_valid_utf8(column))
+        elif pa.types.is_timestamp(field.type):
+            wrong.append(~F.unix_micros(column.cast("timestamp")).between(*RANGE_OF_TIMES))
+        elif pa.types.is_date(field.type):
+            wrong.append(~F.unix_date(column).between(*RANGE_OF_DATES))
+    if not wrong:
+        return frame
+    message = f"{LoweringError.__module__}.LoweringError: a field of {type_name(records.python)} cannot be read"
+    return frame.where(F.when(functools.reduce(operator.or_, wrong), raised(message, "boolean")).otherwise(True))
+
+
+def raised(message: str, kind: str | DataType) -> Column:
+    """Return an expression that raises an error of the library's, for a value of a type."""
+    from pyspark.sql import functions as F
+
+    return F.raise_error(F.lit(message)).cast(kind)
 
 
 def key_columns(edge: Edge) -> list[str]:
@@ -303,7 +337,7 @@ class Frames(Inputs):
         return self._combined[vertex]
 
     def _build(self, port: Port) -> DataFrame:
-        layout, vertex = self.plan.layout(port), self.graph.vertex_of[port.node]
+        layout, vertex = self.graph.layout(port), self.graph.vertex_of[port.node]
         if vertex.runs is Runs.PYTHON:
             return stream_of(vertex, self._combined_of(vertex), port, layout, self.axis.columns)
         node = self.plan.graph.node(port.node)
@@ -311,5 +345,7 @@ class Frames(Inputs):
             frame = self.run_natively(node, port)
         if not layout.keys:
             return frame
-        keys = self.axis.timed(keys_program(self.plan, self.graph.name, layout))
-        return self.run_program(self.axis.in_order(frame), keys, port)
+        keys = self.axis.timed(self.graph.keys_program(port))
+        checked = with_checks(frame, layout.records, set(keys.input.numbers))
+        rows = self.axis.in_order(checked.select(*keys.input.schema.names, *self.axis.columns))
+        return self.run_program(rows, keys, port)

@@ -272,6 +272,7 @@ def _batch(
 ) -> Emitting:
     out: list[Emitted] = []
     running = RunningProgram(program, lambda number, batch: out.append(Emitted(number, batch)), clock, subtask)
+    batches = map(program.input.whole, batches)
     with running:
         if committed is not None:
             running.notify(committed)

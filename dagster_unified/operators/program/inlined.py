@@ -139,12 +139,12 @@ class InlinedChain:
             else:
                 assert origin is not None
                 arrays.append(self._carried(number, origin, batch, kept))
-        return Block(None, pa.RecordBatch.from_arrays(arrays, schema=self._made.schema), timestamps, self._made)
+        return Block(None, self._made.partial_batch(arrays), timestamps, self._made)
 
     def _carried(self, number: int, origin: int, batch: pa.RecordBatch, kept: list[int] | None) -> pa.Array:
         """A field that only goes on. Of a nested one, the parts may be declared otherwise where it comes from."""
         column, kind = batch.column(origin), self._made.schema.types[number]
-        if column.type == kind and not pa.types.is_nested(kind):
+        if (column.type == kind and not pa.types.is_nested(kind)) or self._taken.lacks(origin, column):
             return column if kept is None else column.take(pa.array(kept, pa.int32()))
         values = self._taken.values(origin, column)
         return self._made.column(number, values if kept is None else [values[row] for row in kept])

@@ -368,7 +368,8 @@ class RunningProgram:
         export, layout = self._compiled.exports[number], self.program.outputs[number].layout
         if export.is_normal and not block.encode_plain(layout.records):
             block.normal(layout.records, export.where)
-        arrays = list(encoded(block, layout.records, export.where).columns)
+        batch = encoded(block, layout.records, export.where)
+        arrays = [batch.column(number) for number in layout.numbers]
         if layout.timestamped:
             arrays.append(
                 pa.nulls(block.size, pa.int64()) if block.timestamps is None else pa.array(block.timestamps, pa.int64())
