@@ -146,12 +146,22 @@ def keyed_process(records: DataStream[Wide]) -> DataStream[Any]:
     return records.key_by("a4").process(Longest()).set_parallelism(PARTITIONS)
 
 
+def one_in_twenty(record: Wide) -> bool:
+    return record.a8 % 20 == 7
+
+
+def filter_and_keyed_process(records: DataStream[Wide]) -> DataStream[Any]:
+    """One record in twenty goes on."""
+    return keyed_process(records.filter(one_in_twenty))
+
+
 Case = Callable[[DataStream[Any]], DataStream[Any]]
 CASES: dict[str, tuple[str, Case, float]] = {
     "three functions": ("BATCH", three_functions, 1.8),
     "three functions, keyed reduce": ("BATCH", keyed_reduce, 1.8),
     "word count": ("BATCH", word_count, 2),
     "keyed process, 3 of 19 fields": ("BATCH", keyed_process, 1.7),
+    "filter, keyed process, 3 of 19 fields": ("BATCH", filter_and_keyed_process, 2.5),
     "windows of 10 records": ("BATCH", windows_of_ten, 1.5),
     "windows of 100 records": ("BATCH", windows_of_hundred, 1.5),
     "three functions, rolling reduce": ("STREAMING", keyed_reduce, 1.8),
@@ -189,7 +199,7 @@ def measure(options: Options) -> tuple[list[Bar], list[Measurement]]:
 
 def _kind(case: Case) -> Any:
     """The records that a case takes."""
-    return {word_count: str, keyed_process: Wide}.get(case, R)
+    return {word_count: str, keyed_process: Wide, filter_and_keyed_process: Wide}.get(case, R)
 
 
 def _numbers(spark: SparkSession, path: Path, records: int) -> str:

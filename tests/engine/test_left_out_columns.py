@@ -119,6 +119,14 @@ def city_of(trip: Trip) -> str:
     return trip.city[:6]
 
 
+def miles_of(trip: Trip) -> float:
+    return trip.miles
+
+
+def miles_of_short(short: Short) -> float:
+    return short.miles
+
+
 def timed(trips):
     return trips.assign_timestamps_and_watermarks(
         WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("at")
@@ -142,7 +150,7 @@ CASES = {
     ),
     "two streams": lambda s: texts(s.filter(far).union(s).key_by(city_of).process(Longest())),
     "map": lambda s: texts(s.filter(far).map(shortened)),
-    "map and another exchange": lambda s: texts(s.rebalance().map(shortened).map(lambda short: short.miles, float)),
+    "map and another exchange": lambda s: texts(s.rebalance().map(shortened).map(miles_of_short)),
     "windows": lambda s: texts(in_minutes(timed(s).key_by("city"))),
     "windows behind a filter": lambda s: texts(in_minutes(timed(s.filter(far)).key_by(city_of))),
     "reduce": lambda s: texts(s.filter(far).key_by("city").reduce(lambda a, b: a if a.miles > b.miles else b)),
