@@ -163,6 +163,12 @@ class Stops(msgspec.Struct, frozen=True):
     positions: dict[str, Position]
 
 
+class Calls(msgspec.Struct, frozen=True):
+    """The code of a stage that could not run on columns."""
+
+    code: str
+
+
 class Prepared(msgspec.Struct, frozen=True):
     """An attempt with complete data, which sinks may not have yet; `code` is the code that made it."""
 
@@ -234,6 +240,18 @@ class IntermediateStore:
         """Return where the sources of a run stopped, by uid; empty where that is not known, or was freed."""
         noted = _decoded(self.folder(address) / STOPS, Stops)
         return {} if noted is None else noted.positions
+
+    def note_calls(self, pipeline: str, stage: str, code: str) -> None:
+        """Record that a stage of this code has to call its functions, so that its next runs begin with that."""
+        put(self._calls(pipeline, stage), msgspec.json.encode(Calls(code)))
+
+    def calls(self, pipeline: str, stage: str) -> str | None:
+        """Return the code of a stage that has to call its functions, if that is known of any."""
+        noted = _decoded(self._calls(pipeline, stage), Calls)
+        return None if noted is None else noted.code
+
+    def _calls(self, pipeline: str, stage: str) -> UPath:
+        return self.folder(Address(pipeline, ".calls", stage)).parent / f"{stage}.json"
 
     def commit(self, address: Address, manifest: Manifest) -> Manifest:
         """Commit an attempt atomically as the intermediate, and return it; the data of other attempts is removed.

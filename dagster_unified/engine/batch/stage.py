@@ -221,8 +221,14 @@ def _run_region(
     """Run a region in one Spark job, for one partition or several.
 
     Where it meets on columns what only functions can say, or should show a record of which it has a part, it runs once
-    more and calls the functions.
+    more and calls the functions. If that succeeds, the next runs of this code begin with it.
     """
+    plan, store = runs[0].plan, runs[0].store
+    region = plan.regions[region_id]
+    calling = [run.calling_functions() for run in runs]
+    noted = store.calls(plan.name, region.name) if plan.execution.lowers else None
+    if noted is not None and noted == plan.code_of(region):
+        return _run_once(calling, region_id, inputs, reason)
     try:
         return _run_once(runs, region_id, inputs, reason)
     except UnifiedError as error:
@@ -230,7 +236,9 @@ def _run_region(
             raise
         runs[0].check()
         _log.info("%s; the stage runs again, and calls its functions for each record", error)
-        return _run_once([run.calling_functions() for run in runs], region_id, inputs, reason)
+        manifests = _run_once(calling, region_id, inputs, reason)
+        store.note_calls(plan.name, region.name, plan.code_of(region))
+        return manifests
 
 
 def _run_once(
