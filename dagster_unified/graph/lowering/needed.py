@@ -70,7 +70,9 @@ class NeededFields:
         keys = [edge.partitioning.key for edge in edges] + [node.key]
         names = [name for key in keys if key is not None for name in key.fields]
         read |= {records.names.index(name) for name in names}
-        return read | _unchecked(records) if any(self._is_unseen(edge.port) for edge in edges) else read
+        if any(self._is_unseen(edge.port) for edge in edges):
+            read |= _unchecked(records)
+        return read or frozenset([0])  # rows without any column have no number
 
     def _read(self, node: Node, records: RecordType) -> Fields | None:
         """Return the fields that a function, and what comes behind it, reads of its records; None where it may all."""
@@ -85,17 +87,19 @@ class NeededFields:
             going = (name for number, name in enumerate(lowering.inlined.fields) if number in behind)
             return frozenset(lowering.inlined.reads) | _fields(going)
         if lowering.fields is not None:
-            return frozenset(lowering.fields)
-        return self._folded(node, lowering, len(records.names))
+            waits = getattr(node.user_function, "requires_time_sorted_input", False)
+            return None if waits else frozenset(lowering.fields)
+        return self._folded(node, lowering, records)
 
-    def _folded(self, node: Node, lowering: Lowering, size: int) -> Fields | None:
+    def _folded(self, node: Node, lowering: Lowering, records: RecordType) -> Fields | None:
         """Return the fields that an aggregate of windows reads, of which no element goes on whole."""
         if lowering.fold is None or not isinstance(node, WindowNode) or node.function.aggregate is None:
             return None
-        if any(port.node == node.id and port.tag is not None for port in self._readers):
+        is_copied = records.copier is not None and not self._plan.execution.object_reuse
+        if is_copied or any(port.node == node.id and port.tag is not None for port in self._readers):
             return None
         inlined = lowering.fold.inlined
-        held = len(inlined.fields)
+        held, size = len(inlined.fields), len(records.names)
         numbers = {*inlined.reads, *_fields(inlined.fields)}
         return frozenset(number - held for number in numbers if held <= number < held + size)
 
