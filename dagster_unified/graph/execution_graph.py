@@ -15,6 +15,7 @@ from msgspec import inspect as mi
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.lowering.deciding import key_on_columns
 from dagster_unified.graph.lowering.needed import NeededFields
+from dagster_unified.graph.lowering.sifting import both, kept_rows
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key, Port
 from dagster_unified.graph.operator_state import chosen_from
@@ -209,6 +210,11 @@ def keys_program(plan: Plan, stage: str, layout: StreamLayout, taken: StreamLayo
     return program(plan, stage, (), (Output(-1, layout),), taken or layout.without_keys)
 
 
+_WITHOUT_KEYS = frozenset(
+    [ExchangeKind.FORWARD, ExchangeKind.REBALANCE, ExchangeKind.RESCALE, ExchangeKind.SHUFFLE, ExchangeKind.GLOBAL]
+)
+
+
 class Runs(Enum):
     """What runs a vertex."""
 
@@ -288,14 +294,15 @@ class ExecutionGraph:
 
     @cached_property
     def _needed(self) -> NeededFields:
-        return NeededFields(self.plan, self.nodes, {*self.outputs, *self.carried}, self.is_unseen)
+        return NeededFields(self.plan, self.nodes, {*self.outputs, *self.carried}, self._in_python, self.is_unseen)
 
     def is_unseen(self, port: Port) -> bool:
         """Return whether nobody has looked at the values of a stream, so that some may not be of their types."""
-        node = self.plan.graph.nodes[port.node]
-        vertex = self.vertex_of.get(port.node)
-        seen = node.needs_worker if vertex is None else vertex.runs is Runs.PYTHON
-        return not seen and not self.plan.layout(port).keys
+        return not self._in_python(port.node) and not self.plan.layout(port).keys
+
+    def _in_python(self, node: int) -> bool:
+        vertex = self.vertex_of.get(node)
+        return self.plan.graph.nodes[node].needs_worker if vertex is None else vertex.runs is Runs.PYTHON
 
     def layout(self, port: Port) -> StreamLayout:
         """Return the columns in which a stream leaves its vertex, without those that nobody reads."""
@@ -306,10 +313,46 @@ class ExecutionGraph:
 
     def input_layout(self, node: int) -> StreamLayout:
         """Return the columns of what reaches an operator, without those that neither it nor what is behind it reads."""
-        layout, vertex = self.plan.input_layout(node), self.vertex_of.get(node)
-        if not self.leaves_out or vertex is None or vertex.runs is not Runs.PYTHON:
+        layout = self.plan.input_layout(node)
+        if not self.leaves_out or node not in self.vertex_of or not self._in_python(node):
             return layout
         return layout.with_fields(self._needed.of_input(node))
+
+    def kept_rows(self, node: int) -> str | None:
+        """Return the condition, in Spark's SQL, that the filters at the head of a chain of Python ask first.
+
+        It is false for rows that they surely drop, and null where only they know. None where there is none.
+        """
+        vertex = self.vertex_of.get(node)
+        inputs = self.plan.graph.inputs(node)
+        if not self.leaves_out or not inputs or vertex is None or vertex.head != node or node in self.plan.subtasks:
+            return None
+        records, condition = self.plan.input_layout(node).records, None
+        if any(edge.partitioning.kind not in _WITHOUT_KEYS or self.cannot_sift(edge.port) for edge in inputs):
+            return None
+        for number, link in enumerate(vertex.chain.links):
+            filtering = self.plan.graph.nodes[link.node]
+            lowering = self.plan.lowering(filtering)
+            if (
+                link.parent != number - 1
+                or not isinstance(filtering, g.FilterNode)
+                or not (lowering and lowering.inlined)
+            ):
+                break
+            asked = kept_rows(filtering.function, records)
+            if asked is None:
+                break
+            condition = asked if condition is None else both(condition, asked)
+            behind = [each for each in vertex.chain.links if each.parent == number]
+            if len(behind) != 1 or any(leaving.link == number for leaving in vertex.chain.outputs):
+                break
+        return condition
+
+    def cannot_sift(self, port: Port) -> bool:
+        """Return whether rows of a stream have to reach a worker, as only that can say if their values fit."""
+        records = self.plan.layout(port).records
+        unchecked = any(not records.is_checked_by_columns(number) for number in range(len(records.names)))
+        return self.is_unseen(port) and unchecked
 
     def keys_program(self, port: Port) -> Program:
         """Return a program of no operators, which adds the keys that functions compute to a stream."""

@@ -402,6 +402,9 @@ def _vertices(graph: ExecutionGraph) -> Iterator[str]:
         yield f"vertex {number}, depth {vertex.depth}, {vertex.runs.value}: {names}"
         for edge in graph.edges[vertex.head]:
             yield f"  reads {_stream(plan, edge.port)} of {_origin(plan, edge, numbers)}: {_travels(graph, edge)}"
+        kept = graph.kept_rows(vertex.head)
+        if kept is not None:
+            yield f"  Spark leaves out rows for which this is false: {kept}"
         node = plan.graph.node(vertex.head)
         if isinstance(node, g.IterationNode):
             yield from _indented(_loop(compile_loop(plan, node, node.parallelism or plan.execution.parallelism or 1)))

@@ -107,8 +107,9 @@ class Inputs(ABC):
         port = edge.port
         emitted = self.graph.layout(port)
         frame = self.port(port)
-        if self.graph.is_unseen(port):
-            frame = with_checks(frame, emitted.records, set(layout.numbers))
+        unseen, kept = self.graph.is_unseen(port), self.graph.kept_rows(edge.target)
+        if unseen or kept is not None:
+            frame = sifted(frame, emitted.records, layout.numbers, unseen, kept)
         columns: list[Column] = [F.col(emitted.records.names[number]) for number in layout.numbers]
         if layout.timestamped:
             columns.append(F.col(TIMESTAMP) if emitted.timestamped else F.lit(None).cast("long").alias(TIMESTAMP))
@@ -204,14 +205,34 @@ class Inputs(ABC):
         return subtask
 
 
-def with_checks(frame: DataFrame, records: RecordType, read: Collection[int]) -> DataFrame:
-    """Return rows of which a worker will read some fields; a value of another that it could not read fails here."""
+def sifted(
+    frame: DataFrame, records: RecordType, read: Collection[int], unseen: bool = True, kept: str | None = None
+) -> DataFrame:
+    """Return the rows of which a worker will read some fields, without those for which the condition `kept` is false.
+
+    If nobody has looked at the rows, a value of another field that a worker could not read fails here, and a row with
+    such a value of a field that it reads goes on to it.
+    """
+    from pyspark.sql import functions as F
+
+    others = [number for number in range(len(records.names)) if number not in read]
+    wrong, unread = _misfits(records, read if unseen else ()), _misfits(records, others if unseen else ())
+    goes_on = F.lit(True) if kept is None else F.coalesce(F.expr(kept), F.lit(True))
+    if kept is not None and wrong is not None:
+        goes_on |= F.coalesce(wrong, F.lit(False))
+    if unread is not None:
+        message = f"{LoweringError.__module__}.LoweringError: a field of {type_name(records.python)} cannot be read"
+        goes_on = F.when(unread, raised(message, "boolean")).otherwise(goes_on)
+    return frame if kept is None and unread is None else frame.where(goes_on)
+
+
+def _misfits(records: RecordType, numbers: Collection[int]) -> Column | None:
+    """Return whether a row has a value in some of its fields that a worker could not read; None where none can be."""
     from pyspark.sql import functions as F
 
     wrong: list[Column] = []
-    for number, field in enumerate(records.schema):
-        if number in read:
-            continue
+    for number in numbers:
+        field = records.schema.field(number)
         column = F.col(field.name)
         if not field.nullable:
             wrong.append(column.isNull())
@@ -221,10 +242,7 @@ def with_checks(frame: DataFrame, records: RecordType, read: Collection[int]) ->
             wrong.append(~F.unix_micros(column.cast("timestamp")).between(*RANGE_OF_TIMES))
         elif pa.types.is_date(field.type):
             wrong.append(~F.unix_date(column).between(*RANGE_OF_DATES))
-    if not wrong:
-        return frame
-    message = f"{LoweringError.__module__}.LoweringError: a field of {type_name(records.python)} cannot be read"
-    return frame.where(F.when(functools.reduce(operator.or_, wrong), raised(message, "boolean")).otherwise(True))
+    return functools.reduce(operator.or_, wrong) if wrong else None
 
 
 def raised(message: str, kind: str | DataType) -> Column:
@@ -346,6 +364,6 @@ class Frames(Inputs):
         if not layout.keys:
             return frame
         keys = self.axis.timed(self.graph.keys_program(port))
-        checked = with_checks(frame, layout.records, set(keys.input.numbers))
+        checked = sifted(frame, layout.records, keys.input.numbers)
         rows = self.axis.in_order(checked.select(*keys.input.schema.names, *self.axis.columns))
         return self.run_program(rows, keys, port)

@@ -23,10 +23,19 @@ class NeededFields:
     """The fields that are read of streams between some operators of a plan; of those that leave, all are."""
 
     def __init__(
-        self, plan: Plan, nodes: Collection[int], leaving: Collection[Port], is_unseen: Callable[[Port], bool]
+        self,
+        plan: Plan,
+        nodes: Collection[int],
+        leaving: Collection[Port],
+        in_python: Callable[[int], bool],
+        is_unseen: Callable[[Port], bool],
     ) -> None:
-        """`is_unseen` tells whether values of a stream may not be of their types, as nobody has looked at them."""
-        self._plan, self._leaving, self._is_unseen = plan, frozenset(leaving), is_unseen
+        """`in_python` tells whether an operator runs in a worker.
+
+        `is_unseen` tells whether values of a stream may not be of their types, as nobody has looked at them.
+        """
+        self._plan, self._leaving = plan, frozenset(leaving)
+        self._in_python, self._is_unseen = in_python, is_unseen
         self._readers: dict[Port, list[Edge]] = {}
         for edge in plan.graph.edges:
             self._readers.setdefault(edge.port, []).append(edge)
@@ -77,7 +86,7 @@ class NeededFields:
     def _read(self, node: Node, records: RecordType) -> Fields | None:
         """Return the fields that a function, and what comes behind it, reads of its records; None where it may all."""
         if isinstance(node, AssignTimestampsNode):
-            is_field = isinstance(node.assigner, str) and node.generator is None
+            is_field = isinstance(node.assigner, str) and node.generator is None and self._in_python(node.id)
             return self._behind(node) | {records.names.index(node.assigner)} if is_field else None
         lowering = self._plan.lowering(node)
         if lowering is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import length_hint
@@ -305,13 +305,17 @@ class Aggregated(_OneValue):
         return self._watched(self._added(contents, (record,)))
 
     def add_all(self, contents: Any, records: Sequence[Any]) -> Any:
-        rest = iter(records)
+        rest: Iterator[Any] | None = None
         try:
             begun = self._begun(contents)
             folded = self._folded(begun, records)
-            return self._watched(self._added(begun, rest)) if folded is None else folded
+            if folded is not None:
+                return folded
+            rest = iter(records)  # which makes them, where they are still in columns
+            return self._watched(self._added(begun, rest))
         except RAISED as error:
-            raise self._failed(error, records[max(0, len(records) - length_hint(rest) - 1)]) from error
+            added = 0 if rest is None else len(records) - length_hint(rest)
+            raise self._failed(error, records[max(0, added - 1)]) from error
 
     def combined(self, parts: list[Any]) -> Any:
         return self._merged(self._function.merge, parts)
