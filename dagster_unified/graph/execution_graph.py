@@ -15,7 +15,7 @@ from msgspec import inspect as mi
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.lowering.deciding import key_on_columns
 from dagster_unified.graph.lowering.needed import NeededFields
-from dagster_unified.graph.lowering.sifting import both, kept_rows
+from dagster_unified.graph.lowering.sifting import all_kept, kept_rows
 from dagster_unified.graph.mode import Execution
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Key, Port
 from dagster_unified.graph.operator_state import chosen_from
@@ -214,6 +214,9 @@ _WITHOUT_KEYS = frozenset(
     [ExchangeKind.FORWARD, ExchangeKind.REBALANCE, ExchangeKind.RESCALE, ExchangeKind.SHUFFLE, ExchangeKind.GLOBAL]
 )
 
+_MOST_FILTERS = 8
+"""The filters of a chain of which there is a condition; each is in the one of those before it."""
+
 
 class Runs(Enum):
     """What runs a vertex."""
@@ -327,7 +330,7 @@ class ExecutionGraph:
         inputs = self.plan.graph.inputs(node)
         if not self.leaves_out or not inputs or vertex is None or vertex.head != node or node in self.plan.subtasks:
             return None
-        records, condition = self.plan.input_layout(node).records, None
+        records, conditions = self.plan.input_layout(node).records, list[str]()
         if any(edge.partitioning.kind not in _WITHOUT_KEYS or self.cannot_sift(edge.port) for edge in inputs):
             return None
         for number, link in enumerate(vertex.chain.links):
@@ -342,11 +345,15 @@ class ExecutionGraph:
             asked = kept_rows(filtering.function, records)
             if asked is None:
                 break
-            condition = asked if condition is None else both(condition, asked)
+            conditions.append(asked)
             behind = [each for each in vertex.chain.links if each.parent == number]
-            if len(behind) != 1 or any(leaving.link == number for leaving in vertex.chain.outputs):
+            if (
+                len(conditions) == _MOST_FILTERS
+                or len(behind) != 1
+                or any(leaving.link == number for leaving in vertex.chain.outputs)
+            ):
                 break
-        return condition
+        return all_kept(conditions) if conditions else None
 
     def cannot_sift(self, port: Port) -> bool:
         """Return whether rows of a stream have to reach a worker, as only that can say if their values fit."""

@@ -437,6 +437,15 @@ def test_a_filter_that_raises_raises(sifted):
     assert repr(Ride(0, "city 0", 0.0, None)) in on[1]
 
 
+def test_many_filters_have_a_short_condition():
+    pipeline = Pipeline("rides")
+    rides = pipeline.from_source(ParquetSource("in", Ride, name="rides"))
+    for _ in range(40):
+        rides = rides.filter(rare)
+    rides.sink_to(FileSink("out", "out"))
+    assert len(physical(pipeline.plan(PIPELINED))) < 10_000
+
+
 def test_the_plan_says_which_rows_do_not_travel():
     pipeline = Pipeline("rides")
     rides = pipeline.from_source(ParquetSource("in", Ride, name="rides"))

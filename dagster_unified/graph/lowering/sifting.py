@@ -47,16 +47,23 @@ class _UnsaidError(Exception):
 
 def kept_rows(function: Any, taken: RecordType) -> str | None:
     """Return the condition of a filter's function on the columns of records; None where it cannot be said."""
-    fields = record_of(taken.python, taken.shape, taken.names, [kinds_of(info) for info in taken.types])
     try:
+        fields = record_of(taken.python, taken.shape, taken.names, [kinds_of(info) for info in taken.types])
         text = _Condition(taken.names).of(read(function, "filter", fields))
     except (UnreadableError, _UnsaidError, RecursionError):
         return None
     return text if len(text) <= _LONGEST else None
 
 
-def both(first: str, second: str) -> str:
-    """Return the condition that two hold, the second of which is only asked where the first one holds."""
+def all_kept(conditions: Sequence[str]) -> str:
+    """Return the condition that all hold, each of which is only asked where those before it hold."""
+    found = conditions[-1]
+    for before in reversed(conditions[:-1]):
+        found = _both(before, found)
+    return found
+
+
+def _both(first: str, second: str) -> str:
     return f"CASE WHEN {first} THEN {second} WHEN NOT {first} THEN false END"
 
 
@@ -74,12 +81,13 @@ class _Condition:
         if isinstance(value, Bound):
             self._locals[value.number] = value.value
             computed = self.value(value.value)  # it is computed also where nobody reads it, and may raise
-            return f"CASE WHEN ({computed}) IS NOT NULL THEN {self.of(value.body)} END"
+            return self._bounded(f"CASE WHEN ({computed}) IS NOT NULL THEN {self.of(value.body)} END")
         if isinstance(value, Local):
             return self.of(self._locals[value.number])
         if isinstance(value, Conditional):
             test = self.of(value.test)
-            return f"CASE WHEN {test} THEN {self.of(value.yes)} WHEN NOT {test} THEN {self.of(value.no)} END"
+            yes, no = self.of(value.yes), self.of(value.no)
+            return self._bounded(f"CASE WHEN {test} THEN {yes} WHEN NOT {test} THEN {no} END")
         if isinstance(value, Operation):
             found = self._logical(value)
             if found is not None:
@@ -102,7 +110,7 @@ class _Condition:
         text, operands = value.text, value.operands
         if text == "(not {})":
             return f"(NOT {self.of(operands[0])})"
-        for word, joined in ((" and ", both), (" or ", _either)):
+        for word, joined in ((" and ", _both), (" or ", _either)):
             if text == f"({word.join(['{}'] * len(operands))})" and len(operands) > 1:
                 return self._joined(operands, joined)
         if text in ("({} is None)", "({} is not None)"):
@@ -110,7 +118,7 @@ class _Condition:
         if text == "({} in {})":
             return self._is_in(*operands)
         operators = text.strip("()").split(" ")[1::2]
-        if len(operators) == len(operands) - 1 and set(operators) <= set(_COMPARED):
+        if operators and len(operators) == len(operands) - 1 and set(operators) <= set(_COMPARED):
             return self._compared(operators, operands)
         return None
 
@@ -139,7 +147,7 @@ class _Condition:
         found = [self._pair(left, _COMPARED[operator], right) for left, operator, right in pairs]
         text = found[-1]
         for before in reversed(found[:-1]):
-            text = both(before, text)
+            text = _both(before, text)
         return text
 
     def _pair(self, left: Expression, operator: str, right: Expression) -> str:
