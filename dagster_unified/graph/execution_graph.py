@@ -333,27 +333,23 @@ class ExecutionGraph:
         records, conditions = self.plan.input_layout(node).records, list[str]()
         if any(edge.partitioning.kind not in _WITHOUT_KEYS or self.cannot_sift(edge.port) for edge in inputs):
             return None
-        for number, link in enumerate(vertex.chain.links):
-            filtering = self.plan.graph.nodes[link.node]
+        for node_id in self._leading(vertex.chain)[:_MOST_FILTERS]:
+            filtering = self.plan.graph.nodes[node_id]
             lowering = self.plan.lowering(filtering)
-            if (
-                link.parent != number - 1
-                or not isinstance(filtering, g.FilterNode)
-                or not (lowering and lowering.inlined)
-            ):
+            if not isinstance(filtering, g.FilterNode) or lowering is None or lowering.inlined is None:
                 break
             asked = kept_rows(filtering.function, records)
             if asked is None:
                 break
             conditions.append(asked)
-            behind = [each for each in vertex.chain.links if each.parent == number]
-            if (
-                len(conditions) == _MOST_FILTERS
-                or len(behind) != 1
-                or any(leaving.link == number for leaving in vertex.chain.outputs)
-            ):
-                break
         return all_kept(conditions) if conditions else None
+
+    @staticmethod
+    def _leading(chain: OperatorChain) -> list[int]:
+        """Return the operators at the head of a chain that follow one another, until one has other readers as well."""
+        read = Counter([link.parent for link in chain.links] + [leaving.link for leaving in chain.outputs])
+        shared = next((number for number in range(len(chain.links)) if read[number] != 1), len(chain.links) - 1)
+        return [link.node for link in chain.links[: shared + 1]]
 
     def cannot_sift(self, port: Port) -> bool:
         """Return whether rows of a stream have to reach a worker, as only that can say if their values fit."""
