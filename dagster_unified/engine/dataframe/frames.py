@@ -243,12 +243,12 @@ def _misfits(records: RecordType, numbers: Collection[int]) -> Column | None:
         elif pa.types.is_date(field.type):
             wrong.append(~F.unix_date(column).between(*RANGE_OF_DATES))
         elif field.nullable:  # any can be read, but what Spark computes it with may raise, and has to be asked for
-            wrong.append(F.xxhash64(column) == _SELDOM)
+            wrong.append((column if pa.types.is_int64(field.type) else F.xxhash64(column)) == _SELDOM)
     return functools.reduce(operator.or_, wrong) if wrong else None
 
 
 _SELDOM = -6_510_615_555_426_900_571
-"""A hash that no value has, as good as. One that has it is looked at once more."""
+"""A number, or a hash, that no value has, as good as. A row that has it is looked at by a worker."""
 
 
 def raised(message: str, kind: str | DataType) -> Column:
