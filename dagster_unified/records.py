@@ -445,7 +445,7 @@ _REFUSED = (pa.ArrowInvalid, pa.ArrowTypeError, struct.error, OverflowError, Typ
 
 _ALWAYS_READABLE = (pa.types.is_int64, pa.types.is_float64, pa.types.is_boolean, pa.types.is_binary)
 
-RANGE_OF_TIMES = _FIRST, _LAST = tuple(
+RANGE_OF_TIMES = tuple(
     (moment - datetime(1970, 1, 1)) // timedelta(microseconds=1) for moment in (datetime.min, datetime.max)
 )
 """The first and the last time, in microseconds since the epoch."""
@@ -493,7 +493,8 @@ def _has_moments(column: pa.Array) -> bool:
     import pyarrow.compute as pc  # slow to load, and a pipeline is built without it
 
     first, last = pc.min_max(column).values()
-    return not first.is_valid or (first.value >= _FIRST and last.value <= _LAST)
+    earliest, latest = RANGE_OF_TIMES
+    return not first.is_valid or (first.value >= earliest and last.value <= latest)
 
 
 @lru_cache(maxsize=1024)

@@ -237,7 +237,7 @@ class StreamLayout:
         fields += [pa.field(key_column(i), key.arrow) for i, key in enumerate(self.keys)]
         return pa.schema(fields)
 
-    @property
+    @cached_property
     def numbers(self) -> Sequence[int]:
         """The fields of the records that have columns, in their order."""
         return range(len(self.records.names)) if self.fields is None else sorted(self.fields)

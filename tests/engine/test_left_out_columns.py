@@ -18,7 +18,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.region import RegionFrames
+from dagster_unified.engine.batch.run import PartitionStart, Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import StageStarted
 from dagster_unified.errors import UnifiedError
@@ -66,13 +67,18 @@ def trips(count=400):
     ]
 
 
-def written(folder, rows, **columns):
-    """A file of trips; `columns` replace some."""
-    table = pa.Table.from_pylist([trip._asdict() for trip in rows], SCHEMA)
+def table_of(rows, schema=None, **columns):
+    """A table of records; `columns` replace some."""
+    table = pa.Table.from_pylist([row._asdict() for row in rows], schema)
     for name, column in columns.items():
         table = table.set_column(table.schema.get_field_index(name), name, column)
-    folder.mkdir(exist_ok=True)
-    pq.write_table(table, folder / "trips.parquet")
+    return table
+
+
+def written(folder, table):
+    """The folder, with the table in a file."""
+    folder.mkdir()
+    pq.write_table(table, folder / "records.parquet")
     return str(folder)
 
 
@@ -223,10 +229,11 @@ def outcome(case, source, spark, folder, lowering, options=None, records=Trip):
 
 @pytest.fixture
 def both(spark, tmp_path):
-    """Runs a case with functions that are read, and with functions that are called."""
+    """Runs a case over a table with functions that are read, and with functions that are called."""
 
-    def run(case, source, options=None):
-        return [outcome(case, source, spark, tmp_path / mode, mode, options) for mode in ("AUTO", "OFF")]
+    def run(case, table, records=Trip, options=None):
+        source = written(tmp_path / "in", table)
+        return [outcome(case, source, spark, tmp_path / mode, mode, options, records) for mode in ("AUTO", "OFF")]
 
     return run
 
@@ -234,7 +241,7 @@ def both(spark, tmp_path):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("options", [{}, {"execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING"}], ids=["1", "n"])
 def test_results_are_the_same(name, options, both, tmp_path):
-    on, off = both(CASES[name], written(tmp_path / "in", trips()), options)
+    on, off = both(CASES[name], table_of(trips(), SCHEMA), options=options)
     assert on == off
     assert on
     assert not list((tmp_path / "AUTO" / "store").rglob(".calls")), "it ran again"
@@ -263,20 +270,20 @@ WRONG = {
 
 @pytest.mark.parametrize("field", WRONG)
 @pytest.mark.parametrize("name", ["keyed process", "behind a filter", "keyed by a function", "map", "windows"])
-def test_a_value_that_nobody_reads_and_that_is_not_of_its_type_is_found(name, field, both, tmp_path):
-    on, off = both(CASES[name], written(tmp_path / "in", trips(), **{field: WRONG[field]}))
+def test_a_value_that_nobody_reads_and_that_is_not_of_its_type_is_found(name, field, both):
+    on, off = both(CASES[name], table_of(trips(), SCHEMA, **{field: WRONG[field]}))
     assert on == off
     assert issubclass(on[0], UnifiedError)
 
 
-def test_an_error_shows_the_whole_record(both, tmp_path):
-    on, off = both(lambda s: s.filter(far).key_by("city").process(Numbers()), written(tmp_path / "in", trips()))
+def test_an_error_shows_the_whole_record(both):
+    on, off = both(lambda s: s.filter(far).key_by("city").process(Numbers()), table_of(trips(), SCHEMA))
     assert on == off
     assert repr(trips()[300])[:150] in on[1]
 
 
 def test_a_stage_runs_again_where_only_functions_can_say(spark, tmp_path):
-    source = written(tmp_path / "in", trips())
+    source = written(tmp_path / "in", table_of(trips(), SCHEMA))
     pipeline = Pipeline("trips")
     trips_by_city = pipeline.from_source(ParquetSource(source, Trip, name="trips")).key_by("city")
     trips_by_city.process(Noted()).sink_to(FileSink(str(tmp_path / "out"), "out"))
@@ -285,7 +292,7 @@ def test_a_stage_runs_again_where_only_functions_can_say(spark, tmp_path):
     store = IntermediateStore(f"{tmp_path}/store")
     assert store.calls("trips", region.name) is None
     for number, starts in ((1, 2), (2, 1)):  # the first run begins on columns
-        run_all(Run(plan, spark, store, f"run {number}".replace(" ", "-"), "run", observe=seen.append))
+        run_all(Run(plan, spark, store, f"run-{number}", "run", observe=seen.append))
         assert sum(isinstance(event, StageStarted) for event in seen) == starts
         seen.clear()
     assert store.calls("trips", region.name) == plan.code_of(region)
@@ -293,7 +300,7 @@ def test_a_stage_runs_again_where_only_functions_can_say(spark, tmp_path):
 
 
 def test_what_leaves_a_stage_is_whole(spark, tmp_path):
-    source = written(tmp_path / "in", trips())
+    source = written(tmp_path / "in", table_of(trips(), SCHEMA))
     pipeline = Pipeline("trips")
     kept = pipeline.from_source(ParquetSource(source, Trip, name="trips")).filter(far)
     kept.key_by("city").process(Longest()).map(repr, str).sink_to(FileSink(str(tmp_path / "out"), "out"))
@@ -301,9 +308,7 @@ def test_what_leaves_a_stage_is_whole(spark, tmp_path):
     (port,) = plan.regions[0].outputs
     assert plan.layout(Port(port.node)).schema.names == list(Trip._fields)
     run_stages(plan, spark, tmp_path)
-    stored = [pq.read_table(f) for f in (tmp_path / "trips").rglob("*.parquet")] or [
-        pq.read_table(f) for f in tmp_path.rglob("data-*/**/*.parquet")
-    ]
+    stored = [pq.read_table(file) for file in tmp_path.rglob("data-*/**/*.parquet")]
     assert sum(table.column("note").null_count for table in stored) == 0
     assert sum(table.num_rows for table in stored) == sum(far(trip) for trip in trips())
 
@@ -387,32 +392,16 @@ SIFTED = {
 
 
 def rides(**columns):
-    table = pa.Table.from_pylist([Ride(n, f"city {n % 7}", n / 8, n % 10)._asdict() for n in range(400)])
-    for name, column in columns.items():
-        table = table.set_column(table.schema.get_field_index(name), name, column)
-    return table
-
-
-@pytest.fixture
-def sifted(spark, tmp_path):
-    """Runs a case over a table of rides with functions that are read, and with functions that are called."""
-
-    def run(case, table, options=None):
-        (tmp_path / "in").mkdir()
-        pq.write_table(table, tmp_path / "in" / "rides.parquet")
-        return [
-            outcome(case, str(tmp_path / "in"), spark, tmp_path / mode, mode, options, Ride) for mode in ("AUTO", "OFF")
-        ]
-
-    return run
+    return table_of([Ride(n, f"city {n % 7}", n / 8, n % 10) for n in range(400)], **columns)
 
 
 @pytest.mark.parametrize("name", SIFTED)
 @pytest.mark.parametrize("options", [{}, {"execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING"}], ids=["1", "n"])
-def test_rows_that_a_filter_drops_are_dropped_before(name, options, sifted, tmp_path):
-    on, off = sifted(SIFTED[name], rides(), options)
+def test_rows_that_a_filter_drops_are_dropped_before(name, options, both, tmp_path):
+    on, off = both(SIFTED[name], rides(), Ride, options)
     assert on == off
-    assert len(on) > 0
+    assert on
+    assert not list((tmp_path / "AUTO" / "store").rglob(".calls")), "it ran again"
 
 
 WRONG_RIDES = {
@@ -424,17 +413,30 @@ WRONG_RIDES = {
 
 @pytest.mark.parametrize("field", WRONG_RIDES)
 @pytest.mark.parametrize("name", ["one", "two", "behind an exchange"])
-def test_a_wrong_value_of_a_row_that_is_dropped_is_found(name, field, sifted):
-    on, off = sifted(SIFTED[name], rides(**{field: WRONG_RIDES[field]}))
+def test_a_wrong_value_of_a_row_that_is_dropped_is_found(name, field, both):
+    on, off = both(SIFTED[name], rides(**{field: WRONG_RIDES[field]}), Ride)
     assert on == off
     assert issubclass(on[0], UnifiedError)
 
 
-def test_a_filter_that_raises_raises(sifted):
-    on, off = sifted(lambda s: texts(s.filter(tipped)), rides(tip=pa.array([None, *range(399)], pa.int64())))
+def test_a_filter_that_raises_raises(both):
+    on, off = both(lambda s: texts(s.filter(tipped)), rides(tip=pa.array([None, *range(399)], pa.int64())), Ride)
     assert on == off
     assert "TypeError" in on[1]
     assert repr(Ride(0, "city 0", 0.0, None)) in on[1]
+
+
+def test_what_reaches_a_worker(spark, tmp_path):
+    pipeline = Pipeline("rides")
+    source = ParquetSource(written(tmp_path / "in", rides()), Ride, name="rides")
+    SIFTED["one"](pipeline.from_source(source)).sink_to(FileSink("out", "out"))
+    plan = pipeline.plan(PIPELINED)
+    (region,) = plan.regions
+    (filtering,) = (node for node in plan.nodes_of(region) if node.kind == "filter")
+    frames = RegionFrames(plan, region, spark, None, [PartitionStart(plan)])
+    reaching = frames.input_of(filtering.id)
+    assert reaching.columns == ["number", "city", "miles"]
+    assert reaching.count() == 20
 
 
 def test_many_filters_have_a_short_condition():

@@ -224,9 +224,11 @@ def _run_region(
     more and calls the functions. If that succeeds, the next runs of this code begin with it.
     """
     plan, store = runs[0].plan, runs[0].store
+    if not plan.execution.lowers:
+        return _run_once(runs, region_id, inputs, reason)
     region = plan.regions[region_id]
     calling = [run.calling_functions() for run in runs]
-    noted = store.calls(plan.name, region.name) if plan.execution.lowers else None
+    noted = store.calls(plan.name, region.name)
     if noted is not None and noted == plan.code_of(region):
         return _run_once(calling, region_id, inputs, reason)
     try:

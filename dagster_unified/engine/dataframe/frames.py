@@ -216,14 +216,18 @@ def sifted(
     from pyspark.sql import functions as F
 
     others = [number for number in range(len(records.names)) if number not in read]
-    wrong, unread = _misfits(records, read if unseen else ()), _misfits(records, others if unseen else ())
-    goes_on = F.lit(True) if kept is None else F.coalesce(F.expr(kept), F.lit(True))
-    if kept is not None and wrong is not None:
-        goes_on |= F.coalesce(wrong, F.lit(False))
+    unread = _misfits(records, others) if unseen else None
+    if kept is None and unread is None:
+        return frame
+    goes_on = F.lit(True)
+    if kept is not None:
+        goes_on = F.coalesce(F.expr(kept), goes_on)
+        wrong = _misfits(records, read) if unseen else None
+        goes_on = goes_on if wrong is None else goes_on | F.coalesce(wrong, F.lit(False))
     if unread is not None:
         message = f"{LoweringError.__module__}.LoweringError: a field of {type_name(records.python)} cannot be read"
         goes_on = F.when(unread, raised(message, "boolean")).otherwise(goes_on)
-    return frame if kept is None and unread is None else frame.where(goes_on)
+    return frame.where(goes_on)
 
 
 def _misfits(records: RecordType, numbers: Collection[int]) -> Column | None:
