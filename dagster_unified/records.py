@@ -336,6 +336,16 @@ class RecordType:
         """The normal forms of some records; the list itself where all are in normal form."""
         return records if self.fit.are_normal(records) else list(map(self.normal, records))
 
+    @cached_property
+    def normal_in_chain(self) -> Callable[[list[Any]], list[Any]]:
+        """The normal forms of some records, as a chain of functions makes them: it asks for classes, not for ranges."""
+        names: dict[str, Any] = {"normal": self.normal}
+        test = self.fit.clause_test("value", names)
+        made: Callable[[list[Any]], list[Any]] = eval(
+            f"lambda values: [value if {test} else normal(value) for value in values]", names
+        )
+        return made
+
     def _refusal(self, record: Any, misfit: Misfit) -> RecordTypeError:
         try:
             self.check([record])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -13,6 +13,7 @@ import pyarrow as pa
 from msgspec import inspect as mi
 
 from dagster_unified.graph import nodes as g
+from dagster_unified.graph.lowering.catalyst import InSql, OperatorsInSql
 from dagster_unified.graph.lowering.deciding import key_on_columns
 from dagster_unified.graph.lowering.needed import NeededFields
 from dagster_unified.graph.lowering.sifting import all_kept, kept_rows
@@ -286,14 +287,17 @@ class ExecutionGraph:
     carried: tuple[Port, ...] = ()
     """The state that goes on to the next partition."""
 
-    leaves_out: bool = False
-    """Whether columns that nobody reads are left out, where what runs it runs again if somebody does."""
+    runs_again: bool = False
+    """Whether what runs it runs it once more, and calls all functions, where an error says that only they know.
+
+    Then columns that nobody reads are left out, and Catalyst runs what it can.
+    """
 
     @staticmethod
     def of(plan: Plan, region: Region) -> ExecutionGraph:
         """Return the operators of a region. State that goes on may hold records, and these are whole."""
-        leaves_out = plan.execution.lowers and plan.execution.mode == "BATCH" and not region.carried
-        return ExecutionGraph(plan, region.name, region.nodes, region.outputs, region.sinks, region.carried, leaves_out)
+        runs_again = plan.execution.lowers and plan.execution.mode == "BATCH" and not region.carried
+        return ExecutionGraph(plan, region.name, region.nodes, region.outputs, region.sinks, region.carried, runs_again)
 
     @cached_property
     def _needed(self) -> NeededFields:
@@ -301,23 +305,43 @@ class ExecutionGraph:
 
     def is_unseen(self, port: Port) -> bool:
         """Return whether nobody has looked at the values of a stream, so that some may not be of their types."""
-        return not self._in_python(port.node) and not self.plan.layout(port).keys
+        if self._in_python(port.node) or port.node in self.in_sql:
+            return False
+        return not self.plan.layout(port).keys or self.keys_in_sql(port) is not None
 
     def _in_python(self, node: int) -> bool:
         vertex = self.vertex_of.get(node)
         return self.plan.graph.nodes[node].needs_worker if vertex is None else vertex.runs is Runs.PYTHON
 
+    @cached_property
+    def _sql(self) -> OperatorsInSql:
+        chains = Chains(self.plan.graph.edges, self._joined())
+
+        def chain_of(head: int) -> list[int]:
+            return [link.node for link in chains.of(head).links]
+
+        return OperatorsInSql(self.plan, self.nodes if self.runs_again else (), chain_of)
+
+    @property
+    def in_sql(self) -> Mapping[int, InSql]:
+        """What Catalyst runs in place of operators that else run in Python."""
+        return self._sql.operators
+
+    def keys_in_sql(self, port: Port) -> tuple[str, ...] | None:
+        """Return what computes the keys of a stream that no Python emits; None where a worker computes them."""
+        return self._sql.keys(port) if self.runs_again else None
+
     def layout(self, port: Port) -> StreamLayout:
         """Return the columns in which a stream leaves its vertex, without those that nobody reads."""
         layout = self.plan.layout(port)
-        if not self.leaves_out or port.node not in self.vertex_of or port.tag == CARRIED:
+        if not self.runs_again or port.node not in self.vertex_of or port.tag == CARRIED:
             return layout
         return layout.with_fields(self._needed.of_stream(port))
 
     def input_layout(self, node: int) -> StreamLayout:
         """Return the columns of what reaches an operator, without those that neither it nor what is behind it reads."""
         layout = self.plan.input_layout(node)
-        if not self.leaves_out or node not in self.vertex_of or not self._in_python(node):
+        if not self.runs_again or node not in self.vertex_of or not self._in_python(node):
             return layout
         return layout.with_fields(self._needed.of_input(node))
 
@@ -328,7 +352,9 @@ class ExecutionGraph:
         """
         vertex = self.vertex_of.get(node)
         inputs = self.plan.graph.inputs(node)
-        if not self.leaves_out or not inputs or vertex is None or vertex.head != node or node in self.plan.subtasks:
+        if not self.runs_again or not inputs or vertex is None or vertex.head != node or node in self.plan.subtasks:
+            return None
+        if vertex.runs is not Runs.PYTHON:
             return None
         records, conditions = self.plan.input_layout(node).records, list[str]()
         if any(edge.partitioning.kind not in _WITHOUT_KEYS or self.cannot_sift(edge.port) for edge in inputs):
@@ -372,7 +398,8 @@ class ExecutionGraph:
         An assigner that reads a field joins a chain of Python, but does not begin one.
         """
         graph = self.plan.graph
-        chains, alone = Chains(graph.edges, self._joined()), Chains(graph.edges, ())
+        in_python = [edge for edge in self._joined() if not {edge.source, edge.target} & self.in_sql.keys()]
+        chains, alone = Chains(graph.edges, in_python), Chains(graph.edges, ())
         vertices: list[Vertex] = []
         depth_of: dict[int, int] = {}
         for number in sorted(self.nodes):
@@ -381,8 +408,9 @@ class ExecutionGraph:
             reads = [edge for edge in graph.inputs(number) if edge.source in depth_of]
             depths = (depth_of[e.source] + (e.partitioning.kind is not ExchangeKind.FORWARD) for e in reads)
             node = graph.nodes[number]
-            chain = (chains if node.needs_worker else alone).of(number)
-            vertex = Vertex(self._with_carried(chain), max(depths, default=0), _runs(node))
+            runs = Runs.CATALYST if number in self.in_sql else _runs(node)
+            chain = (chains if runs is Runs.PYTHON else alone).of(number)
+            vertex = Vertex(self._with_carried(chain), max(depths, default=0), runs)
             vertices.append(vertex)
             depth_of |= dict.fromkeys(vertex.members, vertex.depth)
         return tuple(vertices)

@@ -51,6 +51,7 @@ from dagster_unified.operators.routing import Route, RoutedProgram
 def as_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as plain data: tasks, exchanges, regions, state, findings."""
     graph, execution = plan.graph, plan.execution
+    in_catalyst = {number for region in plan.regions for number in ExecutionGraph.of(plan, region).in_sql}
     return {
         "pipeline": plan.name,
         "mode": execution.mode,
@@ -68,7 +69,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "operators": [
             {
                 **_operator_json(n),
-                **({"function": lowering.describe()} if (lowering := plan.lowering(n)) is not None else {}),
+                **(
+                    {"function": known.describe(n.id in in_catalyst)} if (known := plan.lowering(n)) is not None else {}
+                ),
                 "parallelism": n.parallelism,
                 "location": str(n.location) if n.location else None,
                 **({"body": _body_json(n)} if isinstance(n, IterationNode) else {}),
@@ -218,6 +221,7 @@ def _parallelism_text(plan: Plan) -> str:
 
 def _region_text(plan: Plan, region: Region) -> list[str]:
     lines = [f"stage {region.id + 1} of {len(plan.regions)}: {region.name}"]
+    in_catalyst = ExecutionGraph.of(plan, region).in_sql
     for task_id in region.tasks:
         lines.append(f"  task {task_id + 1}")
         lines += [f"    {_exchange_text(plan, e)}" for e in plan.exchanges if e.target == task_id]
@@ -239,7 +243,7 @@ def _region_text(plan: Plan, region: Region) -> list[str]:
             lines.append(text + (f"  ({node.location})" if node.location else ""))
             lowering = plan.lowering(node)
             if lowering is not None:
-                lines.append(f"      {lowering.describe()}")
+                lines.append(f"      {lowering.describe(node.id in in_catalyst)}")
             if isinstance(node, IterationNode):
                 lines += [f"      {line}" for line in _body_text(node)]
     if region.outputs:

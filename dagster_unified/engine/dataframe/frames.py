@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
 from dagster_unified.connectors.protocol.source import SparkSource
+from dagster_unified.engine.dataframe.lowered import run_in_sql
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import Reports, mapped, stream_of
 from dagster_unified.engine.failures import naming_operator
@@ -19,6 +20,7 @@ from dagster_unified.engine.shipping import Shipments, by_value
 from dagster_unified.errors import LoweringError, PipelineError
 from dagster_unified.graph import nodes as g
 from dagster_unified.graph.execution_graph import ExecutionGraph, Runs, Vertex, channel_selector, channels
+from dagster_unified.graph.lowering.catalyst import InSql
 from dagster_unified.graph.nodes import Edge, ExchangeKind, Port
 from dagster_unified.graph.operator_state import CHOOSING
 from dagster_unified.operators.layout import SUBTASK, TIMESTAMP, StreamLayout, key_column
@@ -109,7 +111,8 @@ class Inputs(ABC):
         frame = self.port(port)
         unseen, kept = self.graph.is_unseen(port), self.graph.kept_rows(edge.target)
         if unseen or kept is not None:
-            frame = sifted(frame, emitted.records, layout.numbers, unseen, kept)
+            lowered = edge.target in self.graph.in_sql
+            frame = sifted(frame, emitted.records, () if lowered else layout.numbers, unseen, kept)
         columns: list[Column] = [F.col(emitted.records.names[number]) for number in layout.numbers]
         if layout.timestamped:
             columns.append(F.col(TIMESTAMP) if emitted.timestamped else F.lit(None).cast("long").alias(TIMESTAMP))
@@ -141,7 +144,7 @@ class Inputs(ABC):
         return frame.coalesce(count) if count and not self._has_partitions(edge, count) else frame
 
     def _by_key(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout, count: int | None) -> DataFrame:
-        if node.aggregates_natively:
+        if node.aggregates_natively or node.id in self.graph.in_sql:
             return frame  # Catalyst shuffles by itself, after it has aggregated in part
         keys = [*self.axis.columns, *key_columns(edge)]
         spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
@@ -156,7 +159,8 @@ class Inputs(ABC):
             return True
         while edge.source in self.graph.nodes:
             node, inputs = self.plan.graph.node(edge.source), self.plan.graph.main_inputs(edge.source)
-            if len(inputs) != 1 or self.parallelism(node) != count or node.aggregates_natively:
+            grouped = node.aggregates_natively or (node.key is not None and node.id in self.graph.in_sql)
+            if len(inputs) != 1 or self.parallelism(node) != count or grouped:
                 return False
             edge = inputs[0]
             if edge.partitioning.kind is not ExchangeKind.FORWARD:
@@ -226,7 +230,8 @@ def sifted(
         goes_on = goes_on if wrong is None else goes_on | F.coalesce(wrong, F.lit(False))
     if unread is not None:
         message = f"{LoweringError.__module__}.LoweringError: a field of {type_name(records.python)} cannot be read"
-        goes_on = F.when(unread, raised(message, "boolean")).otherwise(goes_on)
+        kept_here = F.monotonically_increasing_id() >= 0  # no condition on what comes of rows is asked before this one
+        goes_on = F.when(unread, raised(message, "boolean")).otherwise(goes_on & kept_here)
     return frame.where(goes_on)
 
 
@@ -364,15 +369,26 @@ class Frames(Inputs):
             self._combined[vertex] = self.run_vertex(vertex)
         return self._combined[vertex]
 
+    def _run_in_sql(self, node: g.Node, said: InSql) -> DataFrame:
+        found = run_in_sql(said, self.input_of(node.id), self.plan.layout(Port(node.id)).records, self.axis.columns)
+        count = self.parallelism(node)
+        return found.coalesce(count) if count and node.key is not None else found
+
     def _build(self, port: Port) -> DataFrame:
+        from pyspark.sql import functions as F
+
         layout, vertex = self.graph.layout(port), self.graph.vertex_of[port.node]
         if vertex.runs is Runs.PYTHON:
             return stream_of(vertex, self._combined_of(vertex), port, layout, self.axis.columns)
         node = self.plan.graph.node(port.node)
         with naming_operator(self.plan.name, node):
-            frame = self.run_natively(node, port)
+            said = self.graph.in_sql.get(node.id)
+            frame = self.run_natively(node, port) if said is None else self._run_in_sql(node, said)
         if not layout.keys:
             return frame
+        texts = self.graph.keys_in_sql(port)
+        if texts is not None:
+            return frame.withColumns({key_column(number): F.expr(text) for number, text in enumerate(texts)})
         keys = self.axis.timed(self.graph.keys_program(port))
         checked = sifted(frame, layout.records, keys.input.numbers)
         rows = self.axis.in_order(checked.select(*keys.input.schema.names, *self.axis.columns))

@@ -38,16 +38,16 @@ class Lowering:
     why_not: str = ""
     """Why it is called for each record."""
 
-    def describe(self) -> str:
+    def describe(self, in_catalyst: bool) -> str:
         """Say it, for `explain`."""
         if self.fold is not None:
             fields = [f"{name} {way}" for name, way in zip(self.reads, list[str](self.fold.ways), strict=True)]
-            return f"combined by field: {', '.join(fields)}"
+            return f"combined by field{' in Catalyst' if in_catalyst else ''}: {', '.join(fields)}"
         if self.fields is not None:
             return f"called for each record, of which it reads {', '.join(self.reads) or 'no field'}"
         if self.inlined is None:
             return f"called for each record: {self.why_not}"
-        return f"inlined, reads {', '.join(self.reads)}" if self.reads else "inlined, reads no field"
+        return f"{'in Catalyst' if in_catalyst else 'inlined'}, reads {', '.join(self.reads) or 'no field'}"
 
 
 def lowering_of(node: Node, taken: RecordType, execution: Execution) -> Lowering:

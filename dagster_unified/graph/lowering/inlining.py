@@ -59,7 +59,7 @@ def inlined_map(function: Any, taken: RecordType, made: RecordType, method: str 
     """
     writer = _Writer()
     result = writer.statements(read(function, method, _record(taken)))
-    fields = _fields(result, made)
+    fields = made_fields(result, made)
     return writer.inlined(tuple(writer.field(value, taken.types, made, n) for n, value in enumerate(fields)))
 
 
@@ -67,7 +67,7 @@ def inlined_flat_map(function: Any, taken: RecordType, made: RecordType) -> Inli
     """Return what a function that emits some records for a record becomes; raises `UnreadableError`."""
     writer = _Writer()
     result = writer.emitted(read(function, "flat_map", _record(taken), emits=True))
-    fields = _fields(result, made)
+    fields = made_fields(result, made)
     return writer.inlined(tuple(writer.field(value, taken.types, made, n) for n, value in enumerate(fields)))
 
 
@@ -81,7 +81,7 @@ def fold_of(result: Expression, held: RecordType, taken: RecordType) -> tuple[li
     while isinstance(rest, Bound):
         known[rest.number] = rest.value
         rest = rest.body
-    fields = _fields(writer.statements(result), held)
+    fields = made_fields(writer.statements(result), held)
     types = (*held.types, *taken.types)
     inlined = writer.inlined(tuple(writer.field(value, types, held, n) for n, value in enumerate(fields)))
     named = [known.get(value.number, value) if isinstance(value, Local) else value for value in fields]
@@ -104,7 +104,8 @@ def _record(taken: RecordType) -> Expression:
     return record_of(taken.python, taken.shape, taken.names, [kinds_of(info) for info in taken.types])
 
 
-def _fields(result: Expression, made: RecordType) -> list[Expression]:
+def made_fields(result: Expression, made: RecordType) -> list[Expression]:
+    """Return the fields of a record of this type that a function returns; raises `UnreadableError`."""
     if made.shape == "value":
         return [result]
     python = made.python if made.shape == "class" else tuple

@@ -35,14 +35,14 @@ class NeededFields:
         `is_unseen` tells whether values of a stream may not be of their types, as nobody has looked at them.
         """
         self._plan, self._leaving = plan, frozenset(leaving)
-        self._in_python, self._is_unseen = in_python, is_unseen
+        self._is_unseen = is_unseen
         self._readers: dict[Port, list[Edge]] = {}
         for edge in plan.graph.edges:
             self._readers.setdefault(edge.port, []).append(edge)
         self._inputs: dict[int, Fields] = {}
         for number in sorted(nodes, reverse=True):  # each after those that read what it emits
             node = plan.graph.node(number)
-            if plan.graph.inputs(number) and (node.step is not None or isinstance(node, AssignTimestampsNode)):
+            if plan.graph.inputs(number) and in_python(number):
                 self._inputs[number] = self._of_input(node)
 
     def of_input(self, node: int) -> Fields:
@@ -86,7 +86,7 @@ class NeededFields:
     def _read(self, node: Node, records: RecordType) -> Fields | None:
         """Return the fields that a function, and what comes behind it, reads of its records; None where it may all."""
         if isinstance(node, AssignTimestampsNode):
-            is_field = isinstance(node.assigner, str) and node.generator is None and self._in_python(node.id)
+            is_field = isinstance(node.assigner, str) and node.generator is None
             return self._behind(node) | {records.names.index(node.assigner)} if is_field else None
         lowering = self._plan.lowering(node)
         if lowering is None:

@@ -11,6 +11,7 @@ import builtins
 import dataclasses
 import inspect
 import math
+import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta, timezone
@@ -87,6 +88,18 @@ _COMPARED: dict[type[ast.cmpop], str] = {
     ast.IsNot: "is not",
 }
 _SIGNS: dict[type[ast.unaryop], str] = {ast.USub: "-", ast.UAdd: "+", ast.Invert: "~"}
+
+_OF_CONSTANTS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
+"""What is done once with numbers that are the same for all records."""
 
 _SIGNED: dict[type, type] = {bool: int, int: int, float: float}
 
@@ -503,17 +516,34 @@ class _Body:
         if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
             return self._formatted(node, known)
         left, right = self.scalar(node.left, known), self.scalar(node.right, known)
+        constant = self._of_constants(node, node.op, left, right)
+        if constant is not None:
+            return constant
         kinds = _result(left).kinds, _result(right).kinds
         if isinstance(node.op, ast.Pow):
             power = right.value if isinstance(right, Constant) else None
             if type(power) is not int or not 0 <= power <= 9 or not kinds[0] <= _NUMBERS:
                 raise self._refused(node, "** is read for numbers and small constant powers")
             return Operation(frozenset(_SIGNED[kind] for kind in kinds[0]), "({} ** {})", (left, right))
-        operator = _BINARY.get(type(node.op))
-        found = of_pair(operator, *kinds) if operator is not None else ANY
+        sign = _BINARY.get(type(node.op))
+        found = of_pair(sign, *kinds) if sign is not None else ANY
         if not found:
             raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
-        return Operation(found, f"({{}} {operator} {{}})", (left, right))
+        return Operation(found, f"({{}} {sign} {{}})", (left, right))
+
+    def _of_constants(self, node: ast.AST, done: ast.AST, *operands: Expression) -> Expression | None:
+        """Return the result of an operation on constant numbers; None for others, and where it raises, or is large."""
+        values = [
+            value.value for value in operands if isinstance(value, Constant) and type(value.value) in (int, float)
+        ]
+        if len(values) < len(operands) or type(done) not in _OF_CONSTANTS:
+            return None
+        if isinstance(done, ast.Pow) and not (0 <= values[1] <= _BITS and abs(values[0]) <= 10):
+            return None
+        try:
+            return self.fixed(node, _OF_CONSTANTS[type(done)](*values))
+        except ArithmeticError:
+            return None
 
     def _formatted(self, node: ast.BinOp, known: Mapping[str, Expression]) -> Expression:
         """Return a text with values in it, by `%`."""
@@ -527,6 +557,9 @@ class _Body:
         value = self.scalar(node.operand, known)
         if isinstance(node.op, ast.Not):
             return Operation(BOOL, "(not {})", (value,))
+        constant = self._of_constants(node, node.op, value)
+        if constant is not None:
+            return constant
         kinds = _result(value).kinds - NONE
         whole = _NUMBERS - FLOAT if isinstance(node.op, ast.Invert) else _NUMBERS
         if not kinds or not kinds <= whole:
@@ -546,21 +579,21 @@ class _Body:
         if operators in (["is"], ["is not"]):
             return self._compared_with_none(node, operators[0], known)
         operands = [self.scalar(node.left, known)]
-        for operator, operand in zip(operators, node.comparators, strict=True):
-            if operator in ("is", "is not"):
-                raise self._refused(node, f"'{operator}' is read for None")
-            operands.append(self._container(operand, known) if "in" in operator else self.scalar(operand, known))
-        text = "{}" + "".join(f" {operator} {{}}" for operator in operators)
+        for compared, operand in zip(operators, node.comparators, strict=True):
+            if compared in ("is", "is not"):
+                raise self._refused(node, f"'{compared}' is read for None")
+            operands.append(self._container(operand, known) if "in" in compared else self.scalar(operand, known))
+        text = "{}" + "".join(f" {compared} {{}}" for compared in operators)
         return Operation(BOOL, f"({text})", tuple(operands))
 
-    def _compared_with_none(self, node: ast.Compare, operator: str, known: Mapping[str, Expression]) -> Expression:
+    def _compared_with_none(self, node: ast.Compare, compared: str, known: Mapping[str, Expression]) -> Expression:
         other = node.comparators[0]
         if not isinstance(other, ast.Constant) or other.value is not None:
-            raise self._refused(node, f"'{operator}' is read for None")
+            raise self._refused(node, f"'{compared}' is read for None")
         value = self.value(node.left, known)
         if isinstance(_result(value), Built):
             raise self._refused(node, f"it uses a whole record, {ast.unparse(node.left)}")
-        return Operation(BOOL, f"({{}} {operator} None)", (value,))
+        return Operation(BOOL, f"({{}} {compared} None)", (value,))
 
     def _container(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
         """Return what `in` looks into: a text, a constant collection, or values that are written there."""

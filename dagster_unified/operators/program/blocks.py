@@ -60,11 +60,15 @@ class Block:
                 self._records = self._kind.from_batch(self._batch)
         return self._records
 
-    def normal(self, kind: RecordType, where: str) -> Block:
-        """Bring its records into normal form; `where` names the operator whose function made them."""
+    def normal(self, kind: RecordType, where: str, in_chain: bool = False) -> Block:
+        """Bring its records into normal form; `where` names the operator whose function made them.
+
+        `in_chain` does it as a chain does for its own functions, which may take numbers that no column can hold.
+        """
         if self._records is not None:
             with placed(where):
-                self._records = kind.all_normal(self._records)
+                form = kind.normal_in_chain if in_chain else kind.all_normal
+                self._records = form(self._records)
         return self
 
     def encode_plain(self, kind: RecordType) -> bool:

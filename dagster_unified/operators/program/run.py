@@ -250,7 +250,7 @@ class RunningProgram:
             return
         consumer = step.consumer(self._context(first)) if isinstance(step, BlockStep) else self._fused(chain)
         if chain.normal is not None:
-            consumer = partial(_normal, consumer, chain.normal, first.before)
+            consumer = partial(_normal, consumer, chain.normal, first.before, chain.is_cut)
         if chain.copy is not None:
             consumer = partial(_copied, consumer, chain.copy)
         self._consume(step.parent, step.tag, consumer)
@@ -380,8 +380,8 @@ class RunningProgram:
         self._emit(number, declared(arrays, export.schema))
 
 
-def _normal(consumer: Consumer, kind: RecordType, where: str, block: Block) -> None:
-    consumer(block.normal(kind, where))
+def _normal(consumer: Consumer, kind: RecordType, where: str, in_chain: bool, block: Block) -> None:
+    consumer(block.normal(kind, where, in_chain))
 
 
 def _keys_on_columns(output: Output) -> list[InlinedChain | None]:

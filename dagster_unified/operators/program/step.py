@@ -271,6 +271,9 @@ class StepChain:
     copy: Copy | None
     """Copies the records first, which others read after it."""
 
+    is_cut: bool = False
+    """Whether it goes on with another one's records only because one of the two runs on columns."""
+
     code: dict[bool, ChainCode] = field(default_factory=dict)
     """The code of a chain of fused steps that has run, for records with timestamps and without."""
 
@@ -359,7 +362,8 @@ class _Compiler:
             return StepChain(steps, None, None)
         is_first, is_last = indices[0] == readers[0], indices[0] == readers[-1]
         normal = records if is_first and self._makes(first.parent, first.tag) else None
-        return StepChain(steps, normal, None if is_last else self._copier(records))
+        is_cut = first.parent >= 0 and self._goes_on(first.parent) is not None
+        return StepChain(steps, normal, None if is_last else self._copier(records), is_cut)
 
     def _step(self, index: int, ends_chain: bool) -> CompiledStep:
         step = self.program.steps[index]
@@ -379,19 +383,22 @@ class _Compiler:
         A function that listens to epochs ends the chain: it also emits where no record came.
         """
         chain = [index]
-        while isinstance(self.program.steps[index], FusedStep):
-            children = self.children.get(index, [])
-            listens = hears_of_epochs(self.program.steps[index].function)
-            if len(children) != 1 or listens or (index, None) in self.exported:
-                break
-            (index,) = children
-            child = self.program.steps[index]
-            if not isinstance(child, FusedStep) or child.tag is not None:
-                break
-            if self._on_columns.get(chain[-1]) != self._on_columns.get(index):
-                break
-            chain.append(index)
-        return chain
+        while True:
+            following = self._goes_on(index)
+            if following is None or self._on_columns.get(index) != self._on_columns.get(following):
+                return chain
+            chain.append(following)
+            index = following
+
+    def _goes_on(self, index: int) -> int | None:
+        """Return the fusable step that alone reads the output of one, if there is one."""
+        step, children = self.program.steps[index], self.children.get(index, [])
+        if not isinstance(step, FusedStep) or hears_of_epochs(step.function):
+            return None
+        if len(children) != 1 or (index, None) in self.exported:
+            return None
+        child = self.program.steps[children[0]]
+        return children[0] if isinstance(child, FusedStep) and child.tag is None else None
 
     @cached_property
     def _on_columns(self) -> dict[int, int]:

@@ -65,6 +65,7 @@ def test_explain_says_of_each_function_what_it_reads_or_why_it_is_called():
         "inlined, reads amount",
         PRINTS,
     ]
+    assert explained(lambda s: s.filter(large).map(doubled)) == ["in Catalyst, reads amount"] * 2
     assert explained(lambda s: s.map(shown).filter(large)) == [
         PRINTS,
         "called for each record: 'shown' before it gives records one by one",
@@ -73,7 +74,9 @@ def test_explain_says_of_each_function_what_it_reads_or_why_it_is_called():
         "called for each record: 'Same' before it gives records one by one"
     ]
     by_field = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("at")
-    assert explained(lambda s: s.assign_timestamps_and_watermarks(by_field).filter(large)) == ["inlined, reads amount"]
+    assert explained(lambda s: s.assign_timestamps_and_watermarks(by_field).filter(large)) == [
+        "in Catalyst, reads amount"
+    ]
 
 
 def test_an_author_may_have_functions_called():
@@ -125,7 +128,7 @@ def test_a_key_that_can_be_read_is_computed_on_columns(mode, ran):
 
 def test_explain_says_how_a_reduce_combines_each_field():
     summed = explained(lambda s: s.key_by("shop").reduce(lambda a, b: a._replace(amount=a.amount + b.amount)))
-    assert summed == ["combined by field: shop first, amount sum, at first"]
+    assert summed == ["combined by field in Catalyst: shop first, amount sum, at first"]
     streaming = {"execution.runtime-mode": "STREAMING"}
     assert explained(lambda s: s.key_by("shop").reduce(lambda a, b: b), streaming) == [
         "combined by field: shop last, amount last, at last"

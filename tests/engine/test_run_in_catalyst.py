@@ -1,0 +1,375 @@
+"""BATCH runs chains and reduces in Catalyst whose functions are known; no result changes, and no error."""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.connectors import FileSink, ParquetSource
+from dagster_unified.engine.batch.intermediates import IntermediateStore
+from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.savepoint import run_all
+from dagster_unified.engine.events import StageStarted
+from dagster_unified.errors import UnifiedError
+from dagster_unified.graph.execution_graph import ExecutionGraph, Runs
+from tests.support import run_stages
+
+PIPELINED = {"execution.batch-shuffle-mode": "ALL_EXCHANGES_PIPELINED"}
+BLOCKING = {"execution.batch-shuffle-mode": "ALL_EXCHANGES_BLOCKING"}
+
+
+class Sale(NamedTuple):
+    shop: str
+    number: int
+    cents: int
+    tip: int | None
+    at: datetime
+    rate: float
+
+
+SCHEMA = pa.schema(
+    [
+        ("shop", pa.string()),
+        ("number", pa.int64()),
+        ("cents", pa.int64()),
+        ("tip", pa.int64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("rate", pa.float64()),
+    ]
+)
+
+
+def sales(count=600):
+    return [
+        Sale(
+            f"shop {number % 7}",
+            number,
+            (number * 37) % 1000 - 200,
+            None if number % 5 else number,
+            datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=number),
+            number / 8,
+        )
+        for number in range(count)
+    ]
+
+
+def table_of(rows, **columns):
+    """A table of records; `columns` replace some."""
+    table = pa.Table.from_pylist([row._asdict() for row in rows], SCHEMA)
+    for name, column in columns.items():
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    return table
+
+
+class Total(NamedTuple):
+    shop: str
+    cents: int
+    least: int
+    most: int
+    tip: int | None
+
+
+@dataclass
+class Sum:
+    shop: str
+    cents: int
+
+
+def doubled(s: Sale) -> Sale:
+    return Sale(s.shop, s.number, s.cents * 2, s.tip, s.at, s.rate / 4)
+
+
+def positive(s: Sale) -> bool:
+    return s.cents > 0
+
+
+def total_of(s: Sale) -> Total:
+    return Total(s.shop, s.cents, s.cents, s.cents, s.tip)
+
+
+def totals(a: Total, b: Total) -> Total:
+    return Total(a.shop, a.cents + b.cents, min(a.least, b.least), max(a.most, b.most), a.tip)
+
+
+def totals_last(a: Total, b: Total) -> Total:
+    return Total(b.shop, a.cents + b.cents, min(a.least, b.least), max(a.most, b.most), b.tip)
+
+
+def sum_of(s: Sale) -> Sum:
+    return Sum(s.shop, s.cents)
+
+
+def sums(a: Sum, b: Sum) -> Sum:
+    return Sum(a.shop, a.cents + b.cents)
+
+
+def tipped(s: Sale) -> bool:
+    return s.tip > 3
+
+
+def cents_of(s: Sale) -> int:
+    return s.cents
+
+
+def added(a: int, b: int) -> int:
+    return a + b
+
+
+def shop_of(s: Sale) -> str:
+    return s.shop
+
+
+def ten(s: Sale) -> int:
+    return s.number // 10
+
+
+def ninth(n: int) -> int:
+    return n % 9
+
+
+def half(t: Total) -> int:
+    return t.most % 2
+
+
+def hour_of(s: Sale) -> str:
+    return s.at.strftime("%H")
+
+
+def twice(s: Sale):
+    yield s
+    if s.cents > 100:
+        yield s
+
+
+def shops(s: Sale) -> Sale:
+    return Sale(s.shop.upper(), s.number, s.cents, s.tip, s.at, s.rate)
+
+
+class Last(KeyedProcessFunction[str, Total, int]):
+    def open(self, context):
+        self.last = context.get_state(ValueStateDescriptor("last", int))
+
+    def process_element(self, value, ctx):
+        self.last.update((self.last.value() or 0) + value.cents)
+        yield self.last.value()
+
+
+def timed(stream):
+    by_field = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=1)).with_timestamp_assigner("at")
+    return stream.assign_timestamps_and_watermarks(by_field)
+
+
+class At(KeyedProcessFunction[str, Sale, str]):
+    """Emits event times."""
+
+    def process_element(self, value, ctx):
+        yield f"{value.shop} {value.cents} {ctx.timestamp()}"
+
+
+CASES = {
+    "map": lambda s: s.map(doubled),
+    "filter": lambda s: s.filter(positive),
+    "several": lambda s: s.filter(positive).map(doubled).filter(lambda r: r.cents % 4 == 0).map(total_of),
+    "reduce by a field": lambda s: s.map(total_of).key_by("shop").reduce(totals),
+    "reduce by a function": lambda s: s.map(total_of).key_by(lambda t: t.shop).reduce(totals_last),
+    "reduce by what is computed": lambda s: s.map(cents_of).key_by(ninth).reduce(added),
+    "reduce a source": lambda s: s.key_by(ten).reduce(
+        lambda a, b: Sale(a.shop, a.number, a.cents, a.tip, a.at, a.rate) if a.number < b.number else b
+    ),
+    "by a key that only Python knows": lambda s: (
+        s.map(doubled)
+        .key_by(hour_of)
+        .reduce(lambda a, b: Sale(a.shop, a.number, a.cents + b.cents, a.tip, a.at, a.rate))
+    ),
+    "first and last": lambda s: s.key_by(ten).reduce(
+        lambda a, b: Sale(b.shop, a.number, a.cents + b.cents, b.tip, b.at, a.rate)
+    ),
+    "texts": lambda s: s.key_by(ten).reduce(
+        lambda a, b: Sale(min(a.shop, b.shop), max(a.number, b.number), a.cents, b.tip, b.at, a.rate)
+    ),
+    "dataclasses": lambda s: s.map(sum_of).key_by(lambda r: r.shop).reduce(sums),
+    "built in": lambda s: s.map(cents_of).key_by(ninth).max(),
+    "behind a reduce": lambda s: s.map(total_of).key_by("shop").reduce(totals).filter(lambda t: t.most > 0),
+    "Python behind a reduce": lambda s: s.map(total_of).key_by("shop").reduce(totals).map(repr, str),
+    "Python before a reduce": lambda s: s.flat_map(twice, Sale).map(total_of).key_by("shop").reduce(totals),
+    "Python between": lambda s: (
+        s.map(doubled)
+        .map(shops)
+        .key_by("shop")
+        .reduce(lambda a, b: Sale(a.shop, max(a.number, b.number), a.cents + b.cents, a.tip, a.at, a.rate))
+    ),
+    "two reduces": lambda s: s.map(total_of).key_by("shop").reduce(totals).key_by(half).reduce(totals),
+    "two readers": lambda s: s.map(total_of).union(s.filter(positive).map(total_of)).key_by("shop").reduce(totals),
+    "branches": lambda s: (lambda m: m.filter(lambda t: t.cents > 5).union(m.key_by("shop").reduce(totals)))(
+        s.map(total_of)
+    ),
+    "subtasks": lambda s: s.map(total_of).key_by("shop").reduce(totals).set_parallelism(2),
+    "rebalanced": lambda s: s.rebalance().map(doubled).rebalance().filter(positive),
+    "keyed process": lambda s: s.map(total_of).key_by(lambda t: t.shop).reduce(totals).key_by("shop").process(Last()),
+    "event time": lambda s: timed(s.map(doubled)).filter(positive).key_by("shop").process(At()),
+    "event time of a reduce": lambda s: (
+        timed(s)
+        .key_by("shop")
+        .reduce(lambda a, b: Sale(a.shop, max(a.number, b.number), a.cents + b.cents, None, a.at, 0.5))
+        .key_by("shop")
+        .process(At())
+    ),
+    "values": lambda s: s.map(cents_of).filter(lambda n: n > 3).map(lambda n: n * 2, int),
+    "pairs": lambda s: (
+        s.map(lambda r: (r.shop, r.cents), tuple[str, int])
+        .key_by(lambda p: p[0])
+        .reduce(lambda a, b: (a[0], a[1] + b[1]))
+    ),
+}
+WITHOUT = {"reduce a source", "event time of a reduce"}
+"""A record of the two that has the smaller number, and a field of the first by event time: only Python knows them."""
+
+
+def outcome(case, source, spark, folder, lowering, options=None, apart=True):
+    """What a case writes, as texts in their order, or its error; and how often a stage began."""
+    pipeline = Pipeline("shop")
+    found = case(pipeline.from_source(ParquetSource(source, Sale, name="sales")))
+    (found.rebalance() if apart else found).map(repr, str).sink_to(FileSink(str(folder / "out"), "out"))
+    plan, seen = pipeline.plan({**PIPELINED, **(options or {}), "execution.lowering": lowering}), []
+    store = IntermediateStore(str(folder / "store"))
+    try:
+        run_all(Run(plan, spark, store, "all", "run", observe=seen.append))
+    except UnifiedError as error:
+        return (type(error), str(error)), 0
+    begun = Counter(event.stage for event in seen if isinstance(event, StageStarted))
+    return sorted(pq.read_table(folder / "out").column("value").to_pylist()), max(begun.values())
+
+
+def both(case, table, spark, folder, options=None, apart=True):
+    """What a case writes with functions that are read, and with functions that are called."""
+    source = folder / "in"
+    source.mkdir()
+    pq.write_table(table, source / "records.parquet")
+    (on, begun), (off, _) = (
+        outcome(case, str(source), spark, folder / lowering, lowering, options, apart) for lowering in ("AUTO", "OFF")
+    )
+    return on, off, begun
+
+
+def in_catalyst(case, options=PIPELINED):
+    """The operators of a case that Catalyst runs in place of Python."""
+    pipeline = Pipeline("shop")
+    case(pipeline.from_source(ParquetSource("in", Sale, name="sales"))).sink_to(FileSink("out", "out"))
+    plan = pipeline.plan(options)
+    graphs = [ExecutionGraph.of(plan, region) for region in plan.regions]
+    for graph in graphs:
+        assert all(graph.vertex_of[number].runs is Runs.CATALYST for number in graph.in_sql)
+    return [plan.graph.node(number).kind for graph in graphs for number in graph.in_sql]
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("options", [PIPELINED, BLOCKING], ids=["1", "n"])
+def test_results_are_the_same(name, options, spark, tmp_path):
+    assert bool(in_catalyst(CASES[name])) == (name not in WITHOUT)
+    on, off, begun = both(CASES[name], table_of(sales()), spark, tmp_path, options)
+    assert on == off
+    assert on
+    assert begun == 1
+
+
+def large(s: Sale) -> Sale:
+    return Sale(s.shop, s.number, s.cents * 2**60, s.tip, s.at, s.rate)
+
+
+def small(s: Sale) -> Sale:
+    return Sale(s.shop, s.number, s.cents // 2**60, s.tip, s.at, s.rate)
+
+
+def more(s: Sale) -> Sale:
+    return Sale(s.shop, s.number, s.cents, s.tip + 1, s.at, s.rate)
+
+
+def ratio(s: Sale) -> Sale:
+    return Sale(s.shop, s.number, s.cents, s.tip, s.at, 1.0 / s.rate)
+
+
+def by_shop(a: Sale, b: Sale) -> Sale:
+    return Sale(a.shop, b.number, a.cents + b.cents, b.tip, b.at, a.rate)
+
+
+ONLY_PYTHON = {
+    "a number that is too large on its way": lambda s: s.map(large).map(small),
+    "a number that is too large": lambda s: s.map(large),
+    "a sum that is too large": lambda s: s.map(lambda r: r.cents * 2**52, int).key_by(ninth).reduce(added),
+    "a sum that is too large, of which the half is read": lambda s: (
+        s.map(lambda r: r.cents * 2**52, int).key_by(ninth).reduce(added).map(lambda n: n // 2**20, int)
+    ),
+    "None in a filter": lambda s: s.filter(tipped),
+    "None in a map": lambda s: s.map(more),
+    "None in a map of which nobody reads it": lambda s: s.map(more).map(cents_of),
+    "None in a filter behind a map": lambda s: s.map(doubled).filter(tipped).map(cents_of),
+    "zero": lambda s: s.map(ratio),
+    "zero that nobody reads": lambda s: s.map(ratio).map(cents_of),
+}
+
+
+@pytest.mark.parametrize("name", ONLY_PYTHON)
+def test_where_only_functions_know_the_stage_runs_again(name, spark, tmp_path):
+    assert in_catalyst(ONLY_PYTHON[name])
+    on, off, begun = both(ONLY_PYTHON[name], table_of(sales()), spark, tmp_path)
+    assert on == off
+    assert isinstance(on, tuple) or begun == 2
+
+
+INVALID = pa.array([b"\xff\xfe"] * 600, pa.binary()).buffers()
+WRONG = {
+    "shop": pa.Array.from_buffers(pa.string(), 600, INVALID),
+    "number": pa.array([*range(599), None], pa.int64()),
+    "at": pa.array([2**62] * 600, pa.int64()).cast(pa.timestamp("us", "UTC")),
+}
+READERS = {
+    "map": lambda s: s.map(doubled),
+    "map of one field": lambda s: s.map(cents_of),
+    "filter that drops all": lambda s: s.filter(lambda r: r.cents > 10_000),
+    "reduce": lambda s: s.key_by("shop").reduce(by_shop),
+    "reduce by a function": lambda s: s.key_by(shop_of).reduce(by_shop),
+    "key of a function": lambda s: s.key_by(shop_of).process(At()),
+}
+
+
+@pytest.mark.parametrize("field", WRONG)
+@pytest.mark.parametrize("name", READERS)
+def test_a_value_that_is_not_of_its_type_is_found(name, field, spark, tmp_path):
+    on, off, _ = both(READERS[name], table_of(sales(), **{field: WRONG[field]}), spark, tmp_path)
+    assert on == off
+    assert issubclass(on[0], UnifiedError)
+
+
+class Daily(NamedTuple):
+    number: int
+    day: int
+
+
+@pytest.mark.parametrize("name", ["filter", "map and filter"])
+def test_a_filter_by_a_folder_does_not_hide_what_is_in_others(name, spark, tmp_path):
+    for day, number in ((1, None), (2, 5)):
+        (tmp_path / f"in/day={day}").mkdir(parents=True)
+        pq.write_table(pa.table({"number": pa.array([number], pa.int64())}), tmp_path / f"in/day={day}/a.parquet")
+    found = []
+    for lowering in ("AUTO", "OFF"):
+        pipeline = Pipeline("days")
+        stream = pipeline.from_source(ParquetSource(str(tmp_path / "in"), Daily, name="days"))
+        stream = stream if name == "filter" else stream.map(lambda d: Daily(d.number + 1, d.day), Daily)
+        kept = stream.filter(lambda d: d.day == 2)
+        kept.sink_to(FileSink(str(tmp_path / lowering), "out"))
+        with pytest.raises(UnifiedError) as raised:
+            run_stages(pipeline.plan({**PIPELINED, "execution.lowering": lowering}), spark, tmp_path / lowering)
+        found.append((type(raised.value), str(raised.value)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["a number that is too large", "None in a map"])
+def test_what_goes_on_to_a_function_in_the_chain_is_what_the_one_before_returned(name, spark, tmp_path):
+    """Also where a column cannot hold it."""
+    on, off, _ = both(ONLY_PYTHON[name], table_of(sales()), spark, tmp_path, apart=False)
+    assert on == off
