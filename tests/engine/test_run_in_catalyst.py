@@ -9,7 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_unified.api import KeyedProcessFunction, Pipeline, ValueStateDescriptor, WatermarkStrategy
+from dagster_unified.api import (
+    AggregateFunction,
+    KeyedProcessFunction,
+    Pipeline,
+    TumblingEventTimeWindows,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.batch.intermediates import IntermediateStore
 from dagster_unified.engine.batch.run import Run
@@ -171,6 +178,62 @@ class At(KeyedProcessFunction[str, Sale, str]):
         yield f"{value.shop} {value.cents} {ctx.timestamp()}"
 
 
+class Mean(AggregateFunction[Sale, tuple[int, int], float]):
+    def create_accumulator(self) -> tuple[int, int]:
+        return 0, 0
+
+    def add(self, value: Sale, accumulator: tuple[int, int]) -> tuple[int, int]:
+        total, count = accumulator
+        return total + value.cents, count + 1
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[0] / accumulator[1]
+
+    def merge(self, a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
+        return a[0] + b[0], a[1] + b[1]
+
+
+class Odd(AggregateFunction[Sale, tuple[int, int, int, int], int]):
+    """Begins with something, subtracts, counts some, and has a smallest one."""
+
+    def create_accumulator(self) -> tuple[int, int, int, int]:
+        return 7, 1, 50, -3
+
+    def add(self, value: Sale, accumulator: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        less = accumulator[0] - value.cents * 2
+        some = accumulator[1] + 1 if value.cents > 300 else accumulator[1]
+        return less, some, min(value.cents, accumulator[2]), max(accumulator[3], value.number % 11)
+
+    def get_result(self, accumulator: tuple[int, int, int, int]) -> int:
+        less, some, least, most = accumulator
+        return less * 1000 + some * 100 + least * 10 + most
+
+    def merge(self, a, b):
+        raise NotImplementedError
+
+
+class Count(AggregateFunction[int, int, int]):
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: int, accumulator: int) -> int:
+        return accumulator + 1
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
+
+
+def in_minutes(keyed):
+    return keyed.window(TumblingEventTimeWindows.of(timedelta(minutes=1)))
+
+
+def by_shop(a: Sale, b: Sale) -> Sale:
+    return Sale(a.shop, b.number, a.cents + b.cents, b.tip, b.at, a.rate)
+
+
 CASES = {
     "map": lambda s: s.map(doubled),
     "filter": lambda s: s.filter(positive),
@@ -219,6 +282,27 @@ CASES = {
         .key_by("shop")
         .process(At())
     ),
+    "first and last by event time": lambda s: (
+        timed(s).key_by(ten).reduce(lambda a, b: Sale(b.shop, a.number, a.cents + b.cents, a.tip, b.at, a.rate))
+    ),
+    "a key that is summed": lambda s: (
+        s.map(lambda r: (r.cents % 5, r.cents), tuple[int, int])
+        .key_by("f0")
+        .reduce(lambda a, b: (a[0] + b[0], a[1] + b[1]))
+    ),
+    "windows": lambda s: in_minutes(timed(s).key_by("shop")).aggregate(Mean()),
+    "windows with an offset": lambda s: (
+        timed(s.filter(positive))
+        .key_by(shop_of)
+        .window(TumblingEventTimeWindows.of(timedelta(seconds=70), timedelta(seconds=13)))
+        .aggregate(Odd())
+    ),
+    "windows with a reduce": lambda s: in_minutes(timed(s).key_by("shop")).reduce(by_shop),
+    "windows with a sum": lambda s: in_minutes(timed(s).key_by("shop")).sum("cents"),
+    "windows and their times": lambda s: in_minutes(timed(s).key_by("shop")).sum("cents").key_by("shop").process(At()),
+    "windows behind windows": lambda s: in_minutes(
+        in_minutes(timed(s).key_by("shop")).aggregate(Odd()).key_by(ninth)
+    ).aggregate(Count()),
     "values": lambda s: s.map(cents_of).filter(lambda n: n > 3).map(lambda n: n * 2, int),
     "pairs": lambda s: (
         s.map(lambda r: (r.shop, r.cents), tuple[str, int])
@@ -227,7 +311,7 @@ CASES = {
     ),
 }
 WITHOUT = {"reduce a source", "event time of a reduce"}
-"""A record of the two that has the smaller number, and a field of the first by event time: only Python knows them."""
+"""One of two records, and fields that are no combination of the same field of both: Python makes them."""
 
 
 def outcome(case, source, spark, folder, lowering, options=None, apart=True):
@@ -291,10 +375,6 @@ def more(s: Sale) -> Sale:
 
 def ratio(s: Sale) -> Sale:
     return Sale(s.shop, s.number, s.cents, s.tip, s.at, 1.0 / s.rate)
-
-
-def by_shop(a: Sale, b: Sale) -> Sale:
-    return Sale(a.shop, b.number, a.cents + b.cents, b.tip, b.at, a.rate)
 
 
 ONLY_PYTHON = {

@@ -165,7 +165,7 @@ class RegionFrames(Frames):
         from pyspark.sql import functions as F
 
         nodes = self.plan.graph.nodes
-        waiting = [n.id for n in nodes if n.has_timers]
+        waiting = [n.id for n in nodes if n.has_timers and n.id not in self.graph.in_sql]
         if self._carried is not None:
             waiting = [n.id for n in nodes if n.is_told_watermark or n.has_native_windows]
         if not any(node.uid in self.plan.assigners_before(n) for n in waiting):

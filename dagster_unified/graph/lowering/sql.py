@@ -69,6 +69,12 @@ class Sql:
             value = value.body
         return value, [condition for condition in conditions if condition != "true"]
 
+    def resolved(self, value: Expression) -> Expression:
+        """Return what a local is, and another value as it is."""
+        while isinstance(value, Local):
+            value = self._locals[value.number]
+        return value
+
     def known(self, value: Expression) -> str:
         """Return whether it is known what a value is, and the function would not raise."""
         if isinstance(value, Conditional):
@@ -136,7 +142,9 @@ class Sql:
         return self._bounded(f"CASE WHEN {test} THEN {of(value.yes)} WHEN NOT {test} THEN {of(value.no)} END")
 
     @staticmethod
-    def _bounded(text: str) -> str:
+    def _bounded(text: str, condition: str | None = None) -> str:
+        """Return the text, which is null where the condition does not hold, if it is not too long."""
+        text = text if condition is None else f"CASE WHEN {condition} THEN {text} END"
         if len(text) > _LONGEST:
             raise UnsaidError
         return text
@@ -166,8 +174,7 @@ class Sql:
         return found
 
     def _is_null(self, operand: Expression, text: str) -> str:
-        while isinstance(operand, Local):
-            operand = self._locals[operand.number]
+        operand = self.resolved(operand)
         if not isinstance(operand, Field):
             raise UnsaidError
         return f"({self._column(operand)} IS {'NOT ' if 'not' in text else ''}NULL)"
@@ -281,11 +288,17 @@ class Sql:
         if value.text in _ARITHMETIC:
             left, right = map(self._double, operands)
             return self._bounded(value.text.format(left, right))
-        if value.text == "({} / {})" and any(operand.kinds == FLOAT for operand in operands):
-            return self._bounded(f"try_divide({', '.join(map(self._double, operands))})")
+        if value.text == "({} / {})":
+            return self._bounded(f"try_divide({', '.join(map(self._double, operands))})", self._are_exact(operands))
         if value.text == "(-{})" or called is abs:
             return self._bounded(f"{'abs' if called is abs else '-'}({self._double(operands[0])})")
         raise UnsaidError
+
+    def _are_exact(self, operands: Sequence[Expression]) -> str | None:
+        """Return whether two integers are floats as well, as Python divides them as they are; None for others."""
+        if any(operand.kinds - NONE != INT for operand in operands):
+            return None
+        return " AND ".join(f"{self.value(operand)} BETWEEN {-_EXACT}L AND {_EXACT}L" for operand in operands)
 
     def _column(self, field: Field) -> str:
         return f"`{self._names[field.number]}`"

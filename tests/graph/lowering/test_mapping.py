@@ -7,7 +7,7 @@ import pytest
 
 from dagster_unified.engine.dataframe.lowered import run_in_sql
 from dagster_unified.errors import UnifiedError
-from dagster_unified.graph.lowering.catalyst import MappedInSql, computed_in_sql
+from dagster_unified.graph.lowering.mapping import MappedInSql, computed_in_sql
 from dagster_unified.records import record_type
 from tests.depth import NIGHTLY, SEED
 from tests.graph.lowering.odd_records import Odd, rows
@@ -74,7 +74,7 @@ def branches(r: Odd) -> Made:
 
 
 def signs(r: Odd) -> Made:
-    return Made(-r.n, abs(r.n), -r.x, abs(r.x), not r.flag, r.text, r.note)
+    return Made(-r.n, abs(r.n), r.n / 7, abs(r.x), not r.flag, r.text, r.note)
 
 
 def smaller(r: Odd) -> Made:
@@ -97,7 +97,7 @@ def several(r: Odd) -> Made:
 
 
 def mixed(r: Odd) -> Made:
-    return Made(r.n, r.m, r.n * 0.5, (r.n + 1) / 2.0, r.flag == (r.n > 0), r.text, r.note)
+    return Made(r.n, r.m, r.n * 0.5, (r.n + 1) / (r.n - 5), r.flag == (r.n > 0), r.text, r.note)
 
 
 def upper(r: Odd) -> Made:
