@@ -18,6 +18,7 @@ from dagster_unified.graph.lowering.language import (
     INT,
     MOMENT,
     NONE,
+    PLAIN,
     Bound,
     Built,
     Conditional,
@@ -29,10 +30,11 @@ from dagster_unified.graph.lowering.language import (
     Kinds,
     Local,
     Operation,
+    elements_of,
     kinds_of,
 )
 from dagster_unified.graph.lowering.reading import read
-from dagster_unified.graph.lowering.record_classes import record_of
+from dagster_unified.graph.lowering.record_classes import check_class, record_of
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.operators.program.inlined import Inlined, given, in_utc_or_none
 from dagster_unified.records import RecordType
@@ -92,7 +94,8 @@ def inlined_filter(function: Any, taken: RecordType) -> Inlined:
     """Return what a function that says whether a record goes on becomes; raises `UnreadableError`."""
     writer = _Writer()
     result = writer.statements(read(function, "filter", _record(taken)))
-    if isinstance(result, Built) or not result.kinds:
+    is_known = result.kinds <= PLAIN or elements_of(result.kinds) is not None
+    if isinstance(result, Built) or not result.kinds or not is_known:
         raise UnreadableError("it is not known whether what it returns is true")
     if result.kinds & NONE:
         raise UnreadableError("it may return None")
@@ -109,6 +112,12 @@ def made_fields(result: Expression, made: RecordType) -> list[Expression]:
     if made.shape == "value":
         return [result]
     python = made.python if made.shape == "class" else tuple
+    if result.kinds == frozenset([python]):  # a record that was in another one
+        check_class(python)
+        return [
+            Operation(kinds_of(info), f"{{}}.{name}", (result,))
+            for name, info in zip(made.names, made.types, strict=True)
+        ]
     if not isinstance(result, Built) or result.python is not python or len(result.fields) != len(made.names):
         raise UnreadableError("it is not known which fields the record has that it returns")
     return list(result.fields.values()) if python is tuple else [result.fields[name] for name in made.names]
@@ -132,14 +141,14 @@ class _Writer:
         return value
 
     def emitted(self, value: Expression) -> Expression:
-        """Write for which records, and for which texts of them, something is emitted; return what it is."""
+        """Write for which records, and for which elements of a list, something is emitted; return what it is."""
         while True:
             value = self.statements(value)
             if isinstance(value, Kept):
                 self.keep(value.test)
                 value = value.value
             elif isinstance(value, Each):
-                self._lines.append((f"*L{value.number}", self.text(value.texts)))
+                self._lines.append((f"*L{value.number}", self.text(value.elements)))
                 value = value.body
             else:
                 return value

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from functools import lru_cache
 from itertools import product
 from types import NoneType
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec import inspect as mi
 
@@ -35,6 +36,20 @@ PLAIN: Kinds = frozenset([bool, int, float, str, NoneType, bytes, datetime, date
 
 class Texts(list[str]):
     """The class, in `Kinds`, of a list of texts that an operation makes."""
+
+    elements: ClassVar[Kinds] = TEXT
+
+
+@lru_cache(maxsize=256)
+def list_of(elements: Kinds) -> type:
+    """Return the class, in `Kinds`, of a field's list whose elements are of these classes."""
+    return type("List", (list,), {"elements": elements})
+
+
+def elements_of(kinds: Kinds) -> Kinds | None:
+    """Return the classes of the elements of a list; None for other values, and where it is not known."""
+    lists = [kind for kind in kinds - NONE if issubclass(kind, list)]
+    return getattr(lists[0], "elements", None) if len(lists) == 1 and kinds <= NONE | set(lists) else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +124,10 @@ class Kept(Expression):
 
 @dataclass(frozen=True, eq=False)
 class Each(Expression):
-    """What a function emits for each text of a list, which is the local of this number."""
+    """What a function emits for each element of a list, which is the local of this number."""
 
     number: int
-    texts: Expression
+    elements: Expression
     body: Expression
 
 
@@ -215,4 +230,8 @@ def kinds_of(info: mi.Type) -> Kinds:
     if isinstance(info, mi.UnionType):
         members = [kinds_of(member) for member in info.types]
         return ANY if ANY in members else frozenset().union(*members)
+    if isinstance(info, mi.ListType):
+        return frozenset([list_of(kinds_of(info.item_type))])
+    if isinstance(info, (mi.NamedTupleType, mi.DataclassType)):
+        return frozenset([info.cls])
     return _OF_TYPES.get(type(info), ANY)

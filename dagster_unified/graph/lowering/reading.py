@@ -45,10 +45,11 @@ from dagster_unified.graph.lowering.language import (
     Local,
     Operation,
     Texts,
+    elements_of,
     of_pair,
 )
 from dagster_unified.graph.lowering.module_globals import globals_of
-from dagster_unified.graph.lowering.record_classes import check_class, fields_of
+from dagster_unified.graph.lowering.record_classes import check_class, fields_of, kinds_of_attribute
 from dagster_unified.graph.lowering.source import (
     UnreadableError,
     definition_of,
@@ -218,10 +219,10 @@ class Reader:
         name, field = fields[0]
         return self.bind(field, lambda known: self._bind_fields(value, fields[1:], {**bound, name: known}, then))
 
-    def each(self, texts: Expression, emitted: Callable[[Local], Expression]) -> Expression:
-        """Return what is emitted for each text of a list."""
-        local = Local(TEXT, next(self._numbers))
-        return Each(ANY, local.number, texts, emitted(local))
+    def each(self, found: Expression, emitted: Callable[[Local], Expression]) -> Expression:
+        """Return what is emitted for each element of a list."""
+        local = Local(elements_of(_result(found).kinds) or ANY, next(self._numbers))
+        return Each(ANY, local.number, found, emitted(local))
 
     def path(self) -> None:
         """Count a way through a function."""
@@ -312,7 +313,7 @@ class _Body:
         return self._before(first, rest, known, self.returned)
 
     def yielded(self, statements: Sequence[ast.stmt], known: Mapping[str, Expression]) -> Expression:
-        """Return what a generator emits: for a record one value at most, or for each text of a list."""
+        """Return what a generator emits: for a record one value at most, or for each element of a list."""
         self._reader.path()
         if not statements:
             return NOTHING
@@ -326,7 +327,7 @@ class _Body:
             if again:
                 raise self._refused(first, f"a loop that sets '{again[0]}' again is not read")
             return self._reader.each(
-                self._texts(first.iter, known), lambda text: self._of_text(first.body, {**known, name: text})
+                self._list(first.iter, known), lambda element: self._of_element(first.body, {**known, name: element})
             )
         emitted = first.value if isinstance(first, ast.Expr) and not rest else None
         if isinstance(emitted, ast.YieldFrom):
@@ -335,7 +336,7 @@ class _Body:
             return self.value(emitted.value, known)
         return self._before(first, rest, known, self.yielded)
 
-    def _of_text(self, statements: Sequence[ast.stmt], known: Mapping[str, Expression]) -> Expression:
+    def _of_element(self, statements: Sequence[ast.stmt], known: Mapping[str, Expression]) -> Expression:
         """Return what the body of a loop emits."""
         self._reader.path()
         if not statements or isinstance(statements[0], ast.Continue):
@@ -344,7 +345,7 @@ class _Body:
         emitted = first.value if isinstance(first, ast.Expr) and not rest else None
         if isinstance(emitted, ast.Yield) and emitted.value is not None:
             return self.value(emitted.value, known)
-        return self._before(first, rest, known, self._of_text)
+        return self._before(first, rest, known, self._of_element)
 
     def _before(
         self,
@@ -372,30 +373,30 @@ class _Body:
         raise self._refused(first, "it emits other records in either branch")
 
     def each_of(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
-        """Return what is emitted of a list of texts, or by a comprehension over one."""
+        """Return what is emitted of a list, or by a comprehension over one."""
         if isinstance(node, (ast.List, ast.Tuple)) and len(node.elts) < 2:
             return self.value(node.elts[0], known) if node.elts else NOTHING
         if not isinstance(node, (ast.ListComp, ast.GeneratorExp)):
-            return self._reader.each(self._texts(node, known), lambda text: text)
+            return self._reader.each(self._list(node, known), lambda element: element)
         loop = node.generators[0]
         if len(node.generators) > 1 or loop.is_async or not isinstance(loop.target, ast.Name):
             raise self._refused(node, "a comprehension over several lists is not read")
         name = loop.target.id
 
-        def emitted(text: Local) -> Expression:
-            inner = {**known, name: text}
+        def emitted(element: Local) -> Expression:
+            inner = {**known, name: element}
             result = self.value(node.elt, inner)
             for test in reversed(loop.ifs):
                 result = Kept(ANY, self.scalar(test, inner), result)
             return result
 
-        return self._reader.each(self._texts(loop.iter, known), emitted)
+        return self._reader.each(self._list(loop.iter, known), emitted)
 
-    def _texts(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
-        texts = self.scalar(node, known)
-        if _result(texts).kinds != frozenset([Texts]):
+    def _list(self, node: ast.expr, known: Mapping[str, Expression]) -> Expression:
+        found = self.scalar(node, known)
+        if not elements_of(_result(found).kinds):
             raise self._refused(node, f"it is not known what is in {ast.unparse(node)}")
-        return texts
+        return found
 
     # Assignments
 
@@ -441,7 +442,7 @@ class _Body:
         if isinstance(_result(value), Built):
             raise self._refused(node, f"it uses a whole record, {ast.unparse(node)}")
         kinds = _result(value).kinds
-        if not kinds or not kinds <= PLAIN | {Texts}:
+        if not kinds or not (kinds <= PLAIN or elements_of(kinds) is not None):
             raise self._refused(node, f"it is not known what {ast.unparse(node)} does")
         return value
 
@@ -504,7 +505,9 @@ class _Body:
         def of(whole: Expression) -> Expression:
             if isinstance(whole, Built) and whole.python is not tuple and node.attr in whole.fields:
                 return whole.fields[node.attr]
-            made = [ATTRIBUTES.get((kind, node.attr)) for kind in whole.kinds]
+            made = [
+                ATTRIBUTES.get((kind, node.attr)) or kinds_of_attribute(kind, node.attr) for kind in whole.kinds - NONE
+            ]
             if isinstance(whole, Built) or not made or None in made:
                 raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
             kinds = _union(each for each in made if each is not None)
@@ -680,10 +683,11 @@ class _Body:
                 kinds = frozenset(type(value) for value in whole.value.values())
                 return Operation(kinds, "{}[{}]", (whole, self.scalar(node.slice, known)))
             kinds = whole.kinds - NONE
-            if kinds not in (TEXT, frozenset([Texts])):
+            elements = TEXT if kinds == TEXT else elements_of(kinds)
+            if not elements:
                 raise self._refused(node, f"it is not known what {ast.unparse(node)} is")
             if not isinstance(node.slice, ast.Slice):
-                return Operation(TEXT, "{}[{}]", (whole, self.scalar(node.slice, known)))
+                return Operation(elements, "{}[{}]", (whole, self.scalar(node.slice, known)))
             parts = [node.slice.lower, node.slice.upper, node.slice.step]
             bounds = [Constant(NONE, None) if part is None else self.scalar(part, known) for part in parts]
             return Operation(kinds, "{}[{}:{}:{}]", (whole, *bounds))
@@ -749,6 +753,8 @@ class _Body:
             raise self._refused(node, f"{ast.unparse(node)} is not read")
         for argument, value in zip(node.args, values, strict=True):
             kinds = _result(value).kinds
+            if called is len and elements_of(kinds) is not None:
+                continue
             if isinstance(_result(value), Built) or not kinds or not kinds <= known_one.takes | NONE:
                 raise self._refused(
                     node, f"it is not known what {ast.unparse(node.func)} makes of {ast.unparse(argument)}"

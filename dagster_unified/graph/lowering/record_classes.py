@@ -8,7 +8,9 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dagster_unified.graph.lowering.language import ANY, Built, Expression, Field, Kinds
+from msgspec import inspect as mi
+
+from dagster_unified.graph.lowering.language import ANY, Built, Expression, Field, Kinds, kinds_of
 from dagster_unified.graph.lowering.source import UnreadableError
 
 
@@ -23,6 +25,20 @@ def record_of(python: Any, shape: str, names: Sequence[str], kinds: Sequence[Kin
     if shape == "class":
         check_class(python)
     return Built(ANY, python if shape == "class" else tuple, dict(zip(names, fields, strict=True)))
+
+
+def kinds_of_attribute(python: type, name: str) -> Kinds | None:
+    """Return the classes of an attribute of a record that is in another one; None where it is no field.
+
+    Raises `UnreadableError` for a class of records that does more than hold its fields.
+    """
+    if not (issubclass(python, tuple) or dataclasses.is_dataclass(python)):
+        return None
+    info = mi.type_info(python)
+    if not isinstance(info, (mi.NamedTupleType, mi.DataclassType)):
+        return None
+    check_class(python)
+    return next((kinds_of(field.type) or None for field in info.fields if field.name == name), None)
 
 
 class _Plain(NamedTuple):
