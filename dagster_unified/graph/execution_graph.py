@@ -460,6 +460,16 @@ class ExecutionGraph:
         made = program(self.plan, self.name, vertex.chain.links, outputs, last_event_time=last_event_time)
         return replace(made, input=self.input_layout(vertex.head), in_subtasks=vertex.head in self.plan.subtasks)
 
+    @cached_property
+    def behind_python(self) -> frozenset[Vertex]:
+        """The vertices that have functions called again where they are computed again."""
+        found = set[Vertex]()
+        for vertex in self.vertices:
+            sources = [edge.source for edge in self.edges[vertex.head] if edge.source is not None]
+            if any(source.runs is Runs.PYTHON or source in found for source in sources):
+                found.add(vertex)
+        return frozenset(found)
+
     def is_computed_again(self, vertex: Vertex) -> bool:
         """Return whether a vertex would run once for each of several readers, as lazy streams do.
 

@@ -27,7 +27,7 @@ from dagster_unified.arrow_types import has, python_values
 from dagster_unified.errors import RecordTypeError
 from dagster_unified.operators.failures import placed
 from dagster_unified.operators.layout import StreamLayout
-from dagster_unified.records import shorten
+from dagster_unified.records import NOT_READ, shorten
 
 
 class _IntegerForm(NamedTuple):
@@ -434,6 +434,7 @@ def _no_key(
     name: str, what: str, is_wrong: pa.Array, batch: pa.RecordBatch, fields: Sequence[str], where: str
 ) -> RecordTypeError:
     row = batch.slice(is_wrong.to_pylist().index(True), 1).select(list(fields)).to_pylist()[0]
+    row |= {field.name: NOT_READ for field in batch.schema if field.name in row and pa.types.is_null(field.type)}
     key_name = f"the key '{name}'" if name in fields else "the computed key"
     return RecordTypeError(
         f"{where}: {key_name} {what} for {shorten(row)}; filter such records out before key_by, or give them a key"

@@ -1,5 +1,6 @@
 """BATCH runs chains and reduces in Catalyst whose functions are known; no result changes, and no error."""
 
+import random
 from collections import Counter
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import pytest
 from dagster_unified.api import (
     AggregateFunction,
     KeyedProcessFunction,
+    MapFunction,
     Pipeline,
     TumblingEventTimeWindows,
     ValueStateDescriptor,
@@ -79,6 +81,11 @@ class Total(NamedTuple):
     least: int
     most: int
     tip: int | None
+
+
+class Tip(NamedTuple):
+    shop: str
+    tip: int
 
 
 @dataclass
@@ -212,6 +219,54 @@ class Odd(AggregateFunction[Sale, tuple[int, int, int, int], int]):
         raise NotImplementedError
 
 
+class More(Odd):
+    """Adds constants, in several orders."""
+
+    def add(self, value: Sale, accumulator: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        a, b, c, d = accumulator
+        return a + 1 + value.cents, 2 + b - value.cents, value.cents + 3 + c, d
+
+
+class Bools(Odd):
+    """Adds truth values, which are integers."""
+
+    def add(self, value: Sale, accumulator: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        a, b, c, d = accumulator
+        return a + (value.cents > 10), b, c, d
+
+
+class Truncated(Odd):
+    """Its results are no integers."""
+
+    def get_result(self, accumulator: tuple[int, int, int, int]) -> int:
+        return 0.5
+
+
+class Closed(MapFunction[Sale, int]):
+    """Is told of the end."""
+
+    def map(self, value: Sale) -> int:
+        return value.cents
+
+    def close(self) -> None:
+        raise ValueError("closed")
+
+
+def rests_in_vain(s: Sale) -> int:
+    rest = s.number % (s.number - 5)  # noqa: F841
+    return s.cents
+
+
+def above_in_vain(s: Sale) -> bool:
+    rest = s.number // (s.number - 5)  # noqa: F841
+    return s.cents > 0
+
+
+def key_in_vain(s: Sale) -> int:
+    rest = 3 // (s.number - 5)  # noqa: F841
+    return s.number
+
+
 class Count(AggregateFunction[int, int, int]):
     def create_accumulator(self) -> int:
         return 0
@@ -297,6 +352,7 @@ CASES = {
         .window(TumblingEventTimeWindows.of(timedelta(seconds=70), timedelta(seconds=13)))
         .aggregate(Odd())
     ),
+    "windows and constants": lambda s: in_minutes(timed(s).key_by("shop")).aggregate(More()),
     "windows with a reduce": lambda s: in_minutes(timed(s).key_by("shop")).reduce(by_shop),
     "windows with a sum": lambda s: in_minutes(timed(s).key_by("shop")).sum("cents"),
     "windows and their times": lambda s: in_minutes(timed(s).key_by("shop")).sum("cents").key_by("shop").process(At()),
@@ -312,6 +368,49 @@ CASES = {
 }
 WITHOUT = {"reduce a source", "event time of a reduce"}
 """One of two records, and fields that are no combination of the same field of both: Python makes them."""
+
+
+class Up(AggregateFunction[Sale, int, int]):
+    """Adds up what is more than an integer on the way."""
+
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Sale, accumulator: int) -> int:
+        return accumulator + value.cents * 2**53
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, a: int, b: int) -> int:
+        return a + b
+
+
+class Tips(Up):
+    def add(self, value: Sale, accumulator: int) -> int:
+        return accumulator + value.tip
+
+
+class LeastTip(Up):
+    def add(self, value: Sale, accumulator: int) -> int:
+        return min(accumulator, value.tip)
+
+
+NOT_SAID = {
+    "a value that nobody uses": lambda s: s.map(rests_in_vain),
+    "a value that nobody uses, in a filter": lambda s: s.filter(above_in_vain),
+    "a value that nobody uses, in a filter before Python": lambda s: s.filter(above_in_vain).map(repr, str),
+    "a value that nobody uses, in a key": lambda s: s.key_by(key_in_vain).process(At()),
+    "truth values that are added": lambda s: in_minutes(timed(s).key_by("shop")).aggregate(Bools()),
+    "None in a sum of a window": lambda s: in_minutes(timed(s).key_by("shop")).aggregate(Tips()),
+    "the smallest of None": lambda s: in_minutes(timed(s).key_by("shop")).aggregate(LeastTip()),
+    "a result of another type": lambda s: in_minutes(timed(s).key_by("shop")).aggregate(Truncated()),
+    "a function that is closed": lambda s: s.map(Closed()),
+    "windows that overlap": lambda s: (
+        timed(s).key_by("shop").window(TumblingEventTimeWindows(60_000, 20_000, 0)).sum("cents")
+    ),
+}
+"""What only looks as if Spark's SQL could say it."""
 
 
 def outcome(case, source, spark, folder, lowering, options=None, apart=True):
@@ -377,7 +476,49 @@ def ratio(s: Sale) -> Sale:
     return Sale(s.shop, s.number, s.cents, s.tip, s.at, 1.0 / s.rate)
 
 
+def has_tip(s: Sale) -> bool:
+    return s.tip is not None
+
+
+def never(s: Sale) -> bool:
+    return False
+
+
+def tip_of(s: Sale) -> Tip:
+    return Tip(s.shop, s.tip)
+
+
+def one(t: Tip) -> int:
+    return 1
+
+
+def no_shop(t: Tip) -> bool:
+    return t.shop == "none"
+
+
+def in_capitals(t: Tip) -> str:
+    return t.shop.upper()
+
+
+def huge(s: Sale) -> Tip:
+    return Tip(s.shop, s.number * 2**60)
+
+
+def huge_tips(a: Tip, b: Tip) -> Tip:
+    return Tip(a.shop, a.tip + b.tip)
+
+
 ONLY_PYTHON = {
+    "is not None behind a comparison": lambda s: s.filter(tipped).filter(has_tip),
+    "is not None behind a map": lambda s: s.map(more).filter(has_tip),
+    "a filter that keeps nothing": lambda s: s.map(more).filter(never),
+    "None where it may not be, and nobody reads it": lambda s: s.map(tip_of).map(one),
+    "None where it may not be, and a filter drops it": lambda s: s.map(tip_of).filter(no_shop),
+    "None where it may not be, and Python reads another field": lambda s: s.map(tip_of).rebalance().map(in_capitals),
+    "a large number behind an exchange that nobody reads": lambda s: s.map(huge).rebalance().map(one),
+    "a large number behind an exchange that a filter drops": lambda s: s.map(huge).rebalance().filter(no_shop),
+    "a large sum that nobody reads": lambda s: s.map(huge).key_by("shop").reduce(huge_tips).rebalance().map(one),
+    "a sum of a window": lambda s: in_minutes(timed(s).key_by("shop")).aggregate(Up()),
     "a number that is too large on its way": lambda s: s.map(large).map(small),
     "a number that is too large": lambda s: s.map(large),
     "a sum that is too large": lambda s: s.map(lambda r: r.cents * 2**52, int).key_by(ninth).reduce(added),
@@ -393,7 +534,20 @@ ONLY_PYTHON = {
 }
 
 
+@pytest.fixture
+def compiled(spark):
+    """Spark compiles what it runs: it asks some conditions in another order then."""
+    settings = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
 @pytest.mark.parametrize("name", ONLY_PYTHON)
+@pytest.mark.usefixtures("compiled")
 def test_where_only_functions_know_the_stage_runs_again(name, spark, tmp_path):
     assert in_catalyst(ONLY_PYTHON[name])
     on, off, begun = both(ONLY_PYTHON[name], table_of(sales()), spark, tmp_path)
@@ -453,3 +607,51 @@ def test_what_goes_on_to_a_function_in_the_chain_is_what_the_one_before_returned
     """Also where a column cannot hold it."""
     on, off, _ = both(ONLY_PYTHON[name], table_of(sales()), spark, tmp_path, apart=False)
     assert on == off
+
+
+@pytest.mark.parametrize("name", NOT_SAID)
+@pytest.mark.usefixtures("compiled")
+def test_what_sql_cannot_say_stays_in_python(name, spark, tmp_path):
+    on, off, _ = both(NOT_SAID[name], table_of(sales()), spark, tmp_path)
+    assert on == off
+
+
+class Numbered(MapFunction[Sale, Total]):
+    """Gives another number each time."""
+
+    def map(self, value: Sale) -> Total:
+        number = random.getrandbits(40)
+        return Total(value.shop, number, number, number, None)
+
+
+def least(t: Total) -> str:
+    return f"{t.shop} {t.least}"
+
+
+def most(t: Total) -> str:
+    return f"{t.shop} {t.most}"
+
+
+def test_several_readers_see_the_same_records_where_they_are_not_computed_twice(spark, tmp_path):
+    pq.write_table(table_of(sales(7)), tmp_path / "in.parquet")
+    pipeline = Pipeline("shop")
+    numbered = pipeline.from_source(ParquetSource(str(tmp_path / "in.parquet"), Sale, name="sales")).map(Numbered())
+    reduced = numbered.key_by("shop").reduce(totals)
+    for reader in (least, most):
+        reduced.rebalance().map(reader, str).sink_to(FileSink(str(tmp_path / reader.__name__), reader.__name__))
+    run_stages(pipeline.plan(PIPELINED), spark, tmp_path)
+    one, other = (pq.read_table(tmp_path / reader.__name__).column("value").to_pylist() for reader in (least, most))
+    assert sorted(one) == sorted(other)
+
+
+@pytest.mark.parametrize("name", ["reduce by a field", "windows", "windows with a sum"])
+def test_rows_are_in_the_order_in_which_a_worker_emits_them(name, spark, tmp_path):
+    pq.write_table(table_of(sales()[::-1]), tmp_path / "in.parquet")
+    found = []
+    for lowering in ("AUTO", "OFF"):
+        pipeline = Pipeline("shop")
+        stream = CASES[name](pipeline.from_source(ParquetSource(str(tmp_path / "in.parquet"), Sale, name="sales")))
+        stream.set_parallelism(1).sink_to(FileSink(str(tmp_path / lowering), "out"))
+        run_stages(pipeline.plan({**PIPELINED, "execution.lowering": lowering}), spark, tmp_path / f"{lowering}-store")
+        found.append(pq.read_table(tmp_path / lowering).to_pylist())
+    assert found[0] == found[1]

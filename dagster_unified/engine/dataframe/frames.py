@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dagster_unified.connectors.protocol.frame import MALFORMED, spark_schema
 from dagster_unified.connectors.protocol.source import SparkSource
-from dagster_unified.engine.dataframe.lowered import run_in_sql
+from dagster_unified.engine.dataframe.lowered import asked, run_in_sql
 from dagster_unified.engine.dataframe.partitions import PartitionAxis
 from dagster_unified.engine.dataframe.passes import Reports, mapped, stream_of
 from dagster_unified.engine.failures import naming_operator
@@ -230,9 +230,8 @@ def sifted(
         goes_on = goes_on if wrong is None else goes_on | F.coalesce(wrong, F.lit(False))
     if unread is not None:
         message = f"{LoweringError.__module__}.LoweringError: a field of {type_name(records.python)} cannot be read"
-        kept_here = F.monotonically_increasing_id() >= 0  # no condition on what comes of rows is asked before this one
-        goes_on = F.when(unread, raised(message, "boolean")).otherwise(goes_on & kept_here)
-    return frame.where(goes_on)
+        goes_on = F.when(unread, raised(message, "boolean")).otherwise(goes_on)
+    return asked(frame, goes_on)
 
 
 def _misfits(records: RecordType, numbers: Collection[int]) -> Column | None:
@@ -337,7 +336,7 @@ class Frames(Inputs):
         return self.reports.taken_from(mapped(frame, program, self.shipments, place, self.axis, self.log))
 
     def persisted(self, vertex: Vertex, combined: DataFrame) -> DataFrame:
-        """Return the output of a Python vertex, persisted where several readers would compute it again."""
+        """Return the output of a vertex, persisted where several readers would compute it again."""
         return self.persist(combined) if self.graph.is_computed_again(vertex) else combined
 
     def persist(self, frame: DataFrame) -> DataFrame:
@@ -370,9 +369,8 @@ class Frames(Inputs):
         return self._combined[vertex]
 
     def _run_in_sql(self, node: g.Node, said: InSql) -> DataFrame:
-        found = run_in_sql(said, self.input_of(node.id), self.plan.layout(Port(node.id)).records, self.axis.columns)
-        count = self.parallelism(node)
-        return found.coalesce(count) if count and node.key is not None else found
+        records = self.plan.layout(Port(node.id)).records
+        return run_in_sql(said, self.input_of(node.id), records, self.axis.columns, self.parallelism(node))
 
     def _build(self, port: Port) -> DataFrame:
         from pyspark.sql import functions as F
@@ -384,6 +382,8 @@ class Frames(Inputs):
         with naming_operator(self.plan.name, node):
             said = self.graph.in_sql.get(node.id)
             frame = self.run_natively(node, port) if said is None else self._run_in_sql(node, said)
+        if vertex in self.graph.behind_python:
+            frame = self.persisted(vertex, frame)
         if not layout.keys:
             return frame
         texts = self.graph.keys_in_sql(port)

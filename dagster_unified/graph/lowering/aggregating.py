@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from dagster_unified.graph.lowering.deciding import Lowering
-from dagster_unified.graph.lowering.inlining import made_fields
+from dagster_unified.graph.lowering.inlining import inlined_map, made_fields
 from dagster_unified.graph.lowering.language import (
     INT,
     TEXT,
@@ -22,7 +23,14 @@ from dagster_unified.graph.lowering.language import (
     Operation,
     kinds_of,
 )
-from dagster_unified.graph.lowering.mapping import MappedInSql, computed_in_sql, only_python, record_in_sql
+from dagster_unified.graph.lowering.mapping import (
+    MappedInSql,
+    all_known,
+    computed_in_sql,
+    is_closed,
+    only_python,
+    record_in_sql,
+)
 from dagster_unified.graph.lowering.reading import read
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.graph.lowering.sql import Sql, UnsaidError
@@ -64,6 +72,12 @@ class ReducedInSql:
     condition: str | None = None
     """Is true for each row, or raises."""
 
+    checks: tuple[str, ...] = ()
+    """Aggregates, each of which is true where the fields are what Python would make of the rows in its own order."""
+
+    unknown: str = ""
+    """Is evaluated where one of them is not; it raises."""
+
     held: RecordType | None = None
     """The type of the record that the fields are of, where the operator makes another one of it."""
 
@@ -79,10 +93,10 @@ class ReducedInSql:
 def reduced_in_sql(node: ReduceNode, lowering: Lowering | None, taken: StreamLayout, where: str) -> ReducedInSql | None:
     """Return what a reduce makes of the rows of a key; None where that cannot be said. An error says `where`."""
     keyed = _key_in_sql(node.key, taken.records)
-    if keyed is None or lowering is None or lowering.fold is None:
+    if keyed is None or lowering is None or lowering.fold is None or is_closed(node.function):
         return None
-    fields = _folded(lowering.fold, keyed[1], taken, only_python(where))
-    return None if fields is None else ReducedInSql(fields, keyed[0])
+    folded = _folded(lowering.fold, keyed[1], taken)
+    return None if folded is None else ReducedInSql(folded[0], keyed[0], checks=folded[1], unknown=only_python(where))
 
 
 def windowed_in_sql(
@@ -93,28 +107,38 @@ def windowed_in_sql(
     In BATCH no row is late.
     """
     spec: Windowing = node.function
-    keyed = _key_in_sql(node.key, taken.records)
-    unknown = only_python(where)
+    keyed, unknown = _key_in_sql(node.key, taken.records), only_python(where)
     windows = _tumbling(spec, unknown)
     if keyed is None or windows is None or lowering is None or lowering.fold is None or node.records is None:
         return None
+    if any(map(is_closed, spec.functions)):
+        return None
     if spec.aggregate is None:
-        fields = _folded(lowering.fold, keyed[1], taken, unknown)
-        return None if fields is None else ReducedInSql(fields, keyed[0], windows)
+        folded = _folded(lowering.fold, keyed[1], taken)
+        if folded is None:
+            return None
+        return ReducedInSql(folded[0], keyed[0], windows, checks=folded[1], unknown=unknown)
     held = record_type(spec.accumulator_type)
-    result = computed_in_sql(spec.aggregate, held, node.records, "get_result", unknown)
+    accumulating = _Accumulating(held, taken.records)
     try:
-        fields, condition = _Accumulating(held, taken.records, unknown).fields(spec.aggregate)
+        inlined_map(spec.aggregate, held, node.records, "get_result")  # its fields are of their types
+        fields = accumulating.fields(spec.aggregate)
     except (UnreadableError, UnsaidError, RecursionError):
         return None
-    return None if result is None else ReducedInSql(fields, keyed[0], windows, condition, held, result)
+    result = computed_in_sql(spec.aggregate, held, node.records, "get_result", unknown)
+    if result is None:
+        return None
+    condition = all_known(accumulating.known, unknown)
+    return ReducedInSql(
+        fields, keyed[0], windows, condition, tuple(accumulating.checks), unknown, held=held, result=result
+    )
 
 
 def _tumbling(spec: Windowing, unknown: str) -> Tumbling | None:
     assigner = spec.assigner
     if type(assigner) is not TumblingEventTimeWindows or not spec.takes_runs:
         return None
-    if spec.function is not None or spec.late_tag is not None:
+    if spec.function is not None or spec.late_tag is not None or assigner.size != assigner.slide:
         return None
     known = f"`{TIMESTAMP}` BETWEEN {-(1 << 62)}L AND {1 << 62}L"
     start = f"`{TIMESTAMP}` - pmod(`{TIMESTAMP}` - {assigner.offset}L, {assigner.size}L)"
@@ -152,25 +176,37 @@ def _field_of(key: ComputedKey, records: RecordType) -> int | None:
 _BY_PLACE: dict[Way, str] = {"first": "min_by", "last": "max_by"}
 
 
-def _folded(fold: Fold, keys: Mapping[int, str], taken: StreamLayout, unknown: str) -> tuple[str, ...] | None:
-    """Return the fields of combined records, in which those of `keys` are all the same; None if it cannot be said."""
+def _folded(fold: Fold, keys: Mapping[int, str], taken: StreamLayout) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Return the fields of combined records, in which those of `keys` are all the same, and what is checked.
+
+    None if it cannot be said.
+    """
     if not fold.combines:
         return None
     records = taken.records
     same = {number: text for number, text in keys.items() if fold.ways[number] != "sum"}
     ways: dict[int, Way] = {number: way for number, way in enumerate(fold.ways) if number not in same}
     places = set(ways.values()) & _BY_PLACE.keys()
-    texts = same | {number: _combined(way, records, number, unknown) for number, way in ways.items()}
+    texts = same | {number: _combined(way, records, number) for number, way in ways.items() if way not in places}
     for way in places:
         texts |= _at(way, [number for number, its in ways.items() if its == way], taken)
-    return tuple(texts[number] for number in range(len(records.names)))
+    checks = tuple(_adds_up(f"`{records.names[number]}`") for number, way in ways.items() if way == "sum")
+    return tuple(texts[number] for number in range(len(records.names))), checks
 
 
-def _combined(way: Way, records: RecordType, number: int, unknown: str) -> str:
+def _combined(way: Way, records: RecordType, number: int) -> str:
     column, is_text = f"`{records.names[number]}`", pa.types.is_string(records.schema.field(number).type)
     if way == "sum":
-        return f"coalesce(try_sum({column}), {unknown})"
+        return f"try_sum({column})"
     return f"CAST({way}(CAST({column} AS BINARY)) AS STRING)" if is_text else f"{way}({column})"
+
+
+def _adds_up(number: str) -> str:
+    """Return whether integers can be added in any order without a sum, on the way, of more than 64 bits."""
+    return f"try_sum(({number}) ^ shiftright({number}, 63)) <= {_LARGEST}L"
+
+
+_LARGEST = 1 << 61
 
 
 def _at(way: Way, numbers: Sequence[int], taken: StreamLayout) -> dict[int, str]:
@@ -196,37 +232,50 @@ def _has_fixed_size(kind: pa.DataType) -> bool:
 class _Accumulating:
     """Says what all records together make of an accumulator of integers, each field apart from the others."""
 
-    def __init__(self, held: RecordType, records: RecordType, unknown: str) -> None:
-        self._held, self._records, self._unknown = held, records, unknown
+    def __init__(self, held: RecordType, records: RecordType) -> None:
+        self._held, self._records = held, records
         self._size = len(held.names)
         self._sql = Sql([*(f"{_HELD}{number}" for number in range(self._size)), *records.names])
+        self.known: list[str] = []
+        """What is true for each row, as Python computes something of it and does not raise."""
 
-    def fields(self, function: AggregateFunction[object, object, object]) -> tuple[tuple[str, ...], str | None]:
-        """Return the accumulator's fields as aggregates, and what is true for each row, or raises."""
+        self.checks: list[str] = []
+        """What is true of all rows together, as sums have no more than 64 bits on the way."""
+
+    def fields(self, function: AggregateFunction[Any, Any, Any]) -> tuple[str, ...]:
+        """Return the accumulator's fields as aggregates."""
         begun = made_fields(read(function, "create_accumulator"), self._held)
-        added, known = self._sql.bind(
+        added, self.known = self._sql.bind(
             read(function, "add", record_in_sql(self._records, self._size), record_in_sql(self._held))
         )
         fields = enumerate(zip(made_fields(added, self._held), begun, strict=True))
         texts = tuple(self._field(value, number, first) for number, (value, first) in fields)
-        if any(f"`{_HELD}" in text for text in [*texts, *known]):
+        if any(f"`{_HELD}" in text for text in [*texts, *self.known]):
             raise UnsaidError
-        return texts, f"CASE WHEN {' AND '.join(known)} THEN true ELSE {self._unknown} END" if known else None
+        return texts
 
     def _field(self, value: Expression, number: int, first: Expression) -> str:
-        if not isinstance(first, Constant) or type(first.value) is not int or kinds_of(self._held.types[number]) != INT:
+        is_whole = isinstance(first, Constant) and type(first.value) is int and abs(first.value) <= _LARGEST
+        if not isinstance(first, Constant) or not is_whole or kinds_of(self._held.types[number]) != INT:
             raise UnsaidError
-        begun = self._sql.value(first)
         value = self._sql.resolved(value)
         if isinstance(value, Operation) and value.text == "{}({}, {})" and isinstance(value.operands[0], Constant):
             called, one, other = value.operands[0].value, *map(self._sql.resolved, value.operands[1:])
-            compared = {min: ("least", "min"), max: ("greatest", "max")}.get(called) if called in (min, max) else None
-            if compared is None or {self._is_own(one, number), self._is_own(other, number)} != {True, False}:
+            compared = ("least", "min") if called is min else ("greatest", "max") if called is max else None
+            if compared is None or self._is_own(one, number) == self._is_own(other, number):
                 raise UnsaidError
-            text = self._sql.result(other if self._is_own(one, number) else one, self._unknown)
-            return f"{compared[0]}({begun}, {compared[1]}({text}))"
-        more = self._sql.result(self._more(value, number), self._unknown)
-        return f"coalesce(try_add({begun}, try_sum({more})), {self._unknown})"
+            text = self._whole(other if self._is_own(one, number) else one)
+            return f"{compared[0]}({first.value}L, {compared[1]}({text}))"
+        more = self._whole(self._more(value, number))
+        self.checks.append(_adds_up(more))
+        return f"try_add({first.value}L, try_sum({more}))"
+
+    def _whole(self, value: Expression) -> str:
+        """Return an integer of each row, which is known."""
+        if value.kinds != INT:
+            raise UnsaidError
+        self.known.append(self._sql.is_known(value))
+        return self._sql.result(value)
 
     def _more(self, value: Expression, number: int) -> Expression:
         """Return what is added to a field of the accumulator."""
@@ -240,11 +289,12 @@ class _Accumulating:
         if isinstance(value, Operation) and value.text in ("({} + {})", "({} - {})"):
             left, right = map(self._sql.resolved, value.operands)
             if value.text == "({} + {})" and self._is_own(right, number):
-                return left
-            more = self._more(left, number)
-            if isinstance(more, Constant) and value.text == "({} + {})":
+                left, right = right, left
+            if left.kinds != INT or right.kinds != INT:
+                raise UnsaidError
+            if value.text == "({} + {})" and self._is_own(left, number):
                 return right
-            return Operation(INT, value.text, (more, right))
+            return Operation(INT, value.text, (self._more(left, number), right))
         raise UnsaidError
 
     def _is_own(self, value: Expression, number: int) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from dagster_unified.errors import LoweringError
 from dagster_unified.graph.lowering.deciding import Lowering, key_on_columns
 from dagster_unified.graph.lowering.inlining import made_fields
-from dagster_unified.graph.lowering.language import NONE, Expression, Field, kinds_of
+from dagster_unified.graph.lowering.language import NONE, Expression, kinds_of
 from dagster_unified.graph.lowering.reading import read
 from dagster_unified.graph.lowering.record_classes import record_of
 from dagster_unified.graph.lowering.sifting import kept_rows
@@ -16,8 +17,9 @@ from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.graph.lowering.sql import Sql, UnsaidError
 from dagster_unified.graph.nodes.base import Node
 from dagster_unified.graph.nodes.functions import FilterNode, MapNode
+from dagster_unified.operators.functions.base import Function
 from dagster_unified.operators.layout import ComputedKey
-from dagster_unified.records import RecordType, record_type
+from dagster_unified.records import RecordType
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ def mapped_in_sql(node: Node, lowering: Lowering | None, taken: RecordType, wher
         return None
     unknown = only_python(where)
     if isinstance(node, FilterNode):
-        kept = kept_rows(node.function, taken)
+        kept = None if is_closed(node.function) else kept_rows(node.function, taken)
         return None if kept is None else MappedInSql(condition=f"coalesce({kept}, {unknown})")
-    if not isinstance(node, MapNode) or node.records is None:
+    if not isinstance(node, MapNode) or node.records is None or is_closed(node.function):
         return None
     return computed_in_sql(node.function, taken, node.records, "map", unknown)
 
@@ -48,32 +50,43 @@ def key_in_sql(key: ComputedKey, taken: RecordType, where: str) -> str | None:
     """Return what computes a key, of texts or integers; None where that cannot be said. An error says `where`."""
     if key_on_columns(key, taken) is None:
         return None
-    found = computed_in_sql(key.function, taken, record_type(key.python), "get_key", only_python(where))
-    return None if found is None or found.columns is None or found.condition is not None else found.columns[0]
+    sql = Sql(taken.names)
+    try:
+        value, known = sql.bind(read(key.function, "get_key", record_in_sql(taken)))
+        return None if known else f"coalesce({sql.result(value)}, {only_python(where)})"
+    except (UnreadableError, UnsaidError, RecursionError):
+        return None
+
+
+def is_closed(function: Any) -> bool:
+    """Return whether a function is told that its operator ends."""
+    return isinstance(function, Function) and type(function).close is not Function.close
 
 
 def computed_in_sql(
     function: Any, taken: RecordType, made: RecordType, method: str, unknown: str
 ) -> MappedInSql | None:
-    """Return what a function makes of a record, and `unknown` where only Python knows; None where that is not said."""
+    """Return what a function makes of a record; None where that is not said.
+
+    The condition is `unknown` for a row of which only Python knows what comes of it, whether that is read or not.
+    """
     sql = Sql(taken.names)
     try:
         result, known = sql.bind(read(function, method, record_in_sql(taken)))
-        fields = [
-            _result(sql, value, taken, made, number, unknown) for number, value in enumerate(made_fields(result, made))
-        ]
+        values = made_fields(result, made)
+        for number, value in enumerate(values):
+            known.append(sql.is_known(value))
+            if value.kinds & NONE and not made.schema.field(number).nullable:
+                known.append(f"(({sql.result(value)}) IS NOT NULL)")
+        return MappedInSql(tuple(map(sql.result, values)), all_known(known, unknown))
     except (UnreadableError, UnsaidError, RecursionError):
         return None
-    condition = f"CASE WHEN {' AND '.join(known)} THEN true ELSE {unknown} END" if known else None
-    return MappedInSql(tuple(fields), condition)
 
 
-def _result(sql: Sql, value: Expression, taken: RecordType, made: RecordType, number: int, unknown: str) -> str:
-    if isinstance(value, Field) and taken.types[value.number] == made.types[number]:
-        return sql.result(value, unknown)  # of any type
-    text = sql.result(value, unknown)
-    missing = bool(value.kinds & NONE) and not made.schema.field(number).nullable
-    return f"coalesce({text}, {unknown})" if missing else text
+def all_known(known: Iterable[str], unknown: str) -> str | None:
+    """Return a condition that is true where these all are, and `unknown` elsewhere; None where it is always true."""
+    asked = [condition for condition in dict.fromkeys(known) if condition != "true"]
+    return f"CASE WHEN {' AND '.join(asked)} THEN true ELSE {unknown} END" if asked else None
 
 
 def record_in_sql(taken: RecordType, first: int = 0) -> Expression:

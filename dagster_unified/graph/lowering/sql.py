@@ -76,42 +76,58 @@ class Sql:
         return value
 
     def known(self, value: Expression) -> str:
-        """Return whether it is known what a value is, and the function would not raise."""
-        if isinstance(value, Conditional):
-            test, branches = self.true(value.test), (self.known(value.yes), self.known(value.no))
-            if branches == ("true", "true"):
-                return f"(({test}) IS NOT NULL)" if self._may_raise(value.test) else "true"
-            return self._bounded(f"CASE WHEN {test} THEN {branches[0]} WHEN NOT {test} THEN {branches[1]} END")
-        if not self._may_raise(value):
+        """Return whether the function does not raise as it computes a value, which may have more than 64 bits."""
+        return self._known(value) if self._may_raise(value) else "true"
+
+    def is_known(self, value: Expression) -> str:
+        """Return whether a value is known here, so that it is what `result` says."""
+        value = self.resolved(value)
+        return "true" if isinstance(value, (Field, Constant)) else self._known(value)
+
+    def _known(self, value: Expression) -> str:
+        value = self.resolved(value)
+        if isinstance(value, (Field, Constant)):
             return "true"
+        if isinstance(value, Conditional):
+            test, branches = self.true(value.test), (self._known(value.yes), self._known(value.no))
+            if branches == ("true", "true"):
+                return f"(({test}) IS NOT NULL)"
+            return self._bounded(f"CASE WHEN {test} THEN {branches[0]} WHEN NOT {test} THEN {branches[1]} END")
         if value.kinds & NONE:
             raise UnsaidError
         return f"(({self._double(value) if value.kinds == FLOAT else self.value(value)}) IS NOT NULL)"
 
     def _may_raise(self, value: Expression) -> bool:
-        """Return whether to compute a value may raise in Python, which an integer of more than 64 bits does not."""
+        """Return whether to compute a value may raise in Python, as far as that is not known to be impossible."""
         if isinstance(value, (Field, Constant, Local)):
             return False
-        if isinstance(value, Operation):
-            divides = value.text == "({} / {})"
-            return divides or any(o.kinds & NONE or self._may_raise(o) for o in value.operands)
-        return True
+        if isinstance(value, Conditional):
+            return any(map(self._may_raise, (value.test, value.yes, value.no)))
+        if not isinstance(value, Operation) or any(map(self._may_raise, value.operands)):
+            return True
+        text, operands = value.text, [self.resolved(operand) for operand in value.operands]
+        if text in ("(not {})", "({} is None)", "({} is not None)"):
+            return False
+        if text in (f"({word.join(['{}'] * len(operands))})" for word in (" and ", " or ")):
+            return False
+        kinds = frozenset[type]().union(*(operand.kinds for operand in operands))
+        if text in _ARITHMETIC:
+            return kinds not in (INT, FLOAT)
+        return not (_is_comparison(text, len(operands)) and kinds in (INT, FLOAT, TEXT, BOOL))
 
-    def result(self, value: Expression, otherwise: str) -> str:
-        """Return what a function returns in a field, None as null, and `otherwise` where only Python knows."""
-        if isinstance(value, Local):
-            return self.result(self._locals[value.number], otherwise)
+    def result(self, value: Expression) -> str:
+        """Return what a function returns in a field; null where it is None, or not known."""
+        value = self.resolved(value)
         if isinstance(value, Field):
             return self._column(value)
         if isinstance(value, Constant) and value.value is None:
             return "NULL"
         if isinstance(value, Conditional):
-            test, yes, no = (self.true(value.test), *(self.result(v, otherwise) for v in (value.yes, value.no)))
-            return self._bounded(f"CASE WHEN {test} THEN {yes} WHEN NOT {test} THEN {no} ELSE {otherwise} END")
+            return self._chosen(value, self.result)
         if value.kinds & NONE:
             raise UnsaidError
         text = self._double(value) if value.kinds == FLOAT else self.value(value)
-        return self._bounded(f"coalesce({f'CAST({text} AS STRING)' if value.kinds == TEXT else text}, {otherwise})")
+        return self._bounded(f"CAST({text} AS STRING)" if value.kinds == TEXT else text)
 
     def true(self, value: Expression) -> str:
         """Return whether a value is true."""
@@ -162,9 +178,8 @@ class Sql:
             return self._is_in(*operands)
         if text in _OF_TEXTS and all(operand.kinds - NONE == TEXT for operand in operands):
             return _OF_TEXTS[text].format(*map(self.value, operands))
-        operators = text.strip("()").split(" ")[1::2]
-        if operators and len(operators) == len(operands) - 1 and set(operators) <= set(_COMPARED):
-            return self._compared(operators, operands)
+        if _is_comparison(text, len(operands)):
+            return self._compared(_operators(text), operands)
         return None
 
     def _joined(self, operands: Sequence[Expression], joined: Callable[[str, str], str]) -> str:
@@ -302,6 +317,15 @@ class Sql:
 
     def _column(self, field: Field) -> str:
         return f"`{self._names[field.number]}`"
+
+
+def _operators(text: str) -> list[str]:
+    return text.strip("()").split(" ")[1::2]
+
+
+def _is_comparison(text: str, operands: int) -> bool:
+    operators = _operators(text)
+    return 0 < len(operators) == operands - 1 and set(operators) <= set(_COMPARED)
 
 
 def _call(value: Operation) -> tuple[object, tuple[Expression, ...]]:
