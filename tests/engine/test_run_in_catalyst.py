@@ -508,7 +508,12 @@ def huge_tips(a: Tip, b: Tip) -> Tip:
     return Tip(a.shop, a.tip + b.tip)
 
 
+def tip_hour(s: Sale) -> str:
+    return None if s.tip is None else s.at.strftime("%H")
+
+
 ONLY_PYTHON = {
+    "a key that is None": lambda s: s.key_by(tip_hour).reduce(by_shop),
     "is not None behind a comparison": lambda s: s.filter(tipped).filter(has_tip),
     "is not None behind a map": lambda s: s.map(more).filter(has_tip),
     "a filter that keeps nothing": lambda s: s.map(more).filter(never),

@@ -95,8 +95,10 @@ def reduced_in_sql(node: ReduceNode, lowering: Lowering | None, taken: StreamLay
     keyed = _key_in_sql(node.key, taken.records)
     if keyed is None or lowering is None or lowering.fold is None or is_closed(node.function):
         return None
-    folded = _folded(lowering.fold, keyed[1], taken)
-    return None if folded is None else ReducedInSql(folded[0], keyed[0], checks=folded[1], unknown=only_python(where))
+    folded, unknown = _folded(lowering.fold, keyed[1], taken), only_python(where)
+    if folded is None:
+        return None
+    return ReducedInSql(folded[0], keyed[0], None, all_known(_set_keys(node.key), unknown), folded[1], unknown)
 
 
 def windowed_in_sql(
@@ -117,7 +119,7 @@ def windowed_in_sql(
         folded = _folded(lowering.fold, keyed[1], taken)
         if folded is None:
             return None
-        return ReducedInSql(folded[0], keyed[0], windows, checks=folded[1], unknown=unknown)
+        return ReducedInSql(folded[0], keyed[0], windows, all_known(_set_keys(node.key), unknown), folded[1], unknown)
     held = record_type(spec.accumulator_type)
     accumulating = _Accumulating(held, taken.records)
     try:
@@ -128,7 +130,7 @@ def windowed_in_sql(
     result = computed_in_sql(spec.aggregate, held, node.records, "get_result", unknown)
     if result is None:
         return None
-    condition = all_known(accumulating.known, unknown)
+    condition = all_known([*_set_keys(node.key), *accumulating.known], unknown)
     return ReducedInSql(
         fields, keyed[0], windows, condition, tuple(accumulating.checks), unknown, held=held, result=result
     )
@@ -161,6 +163,11 @@ def _key_in_sql(key: Key | None, records: RecordType) -> tuple[tuple[str, ...], 
         return None
     number = _field_of(computed, records)
     return (key_column(0),), {} if number is None else {number: f"`{key_column(0)}`"}
+
+
+def _set_keys(key: Key | None) -> list[str]:
+    """Return that a key is set which a function in a worker has computed."""
+    return [] if key is None or key.computed is None else [f"(`{key_column(0)}` IS NOT NULL)"]
 
 
 def _field_of(key: ComputedKey, records: RecordType) -> int | None:
