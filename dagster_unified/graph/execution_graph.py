@@ -473,11 +473,14 @@ class ExecutionGraph:
     def is_computed_again(self, vertex: Vertex) -> bool:
         """Return whether a vertex would run once for each of several readers, as lazy streams do.
 
-        It does not where all its streams leave the graph, since those are computed together.
+        It does not where all its streams leave the graph and none is read in it, since those are computed together.
         """
         readers = [max(len(leaving.edges), 1) for leaving in vertex.chain.outputs]  # what is carried is read as well
         if sum(readers) < 2:
             return False
+        targets = [edge.target for leaving in vertex.chain.outputs for edge in leaving.edges]
+        if any(target in self.vertex_of and self.vertex_of[target].runs is not Runs.END for target in targets):
+            return True
         written = {e.port for s in self.sinks for e in self.plan.graph.inputs(s)}
         return not set(vertex.outputs) <= {*self.outputs, *self.carried, *written}
 

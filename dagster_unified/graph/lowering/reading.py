@@ -586,6 +586,10 @@ class _Body:
             if compared in ("is", "is not"):
                 raise self._refused(node, f"'{compared}' is read for None")
             operands.append(self._container(operand, known) if "in" in compared else self.scalar(operand, known))
+        for value in operands:
+            elements = elements_of(_result(value).kinds)
+            if elements is not None and not (elements and elements <= PLAIN):
+                raise self._refused(node, "it compares lists of records")
         text = "{}" + "".join(f" {compared} {{}}" for compared in operators)
         return Operation(BOOL, f"({text})", tuple(operands))
 

@@ -31,7 +31,7 @@ from dagster_unified.values import in_utc
 FIRST, LAST = -(1 << 63), (1 << 63) - 1
 """The integers that a column holds."""
 
-NAME = re.compile(r"\b[FLRC]\d+\b")
+NAME = re.compile(r"(?<!\.)\b[FLRC]\d+\b")
 """What stands in the text of a function for a field, a local, a result or a constant."""
 
 
@@ -209,7 +209,7 @@ def _compiled(chain: _Parts) -> _Code:
     lists = (["kept"] if chooses else []) + [f"made_{name}" for name in computed]
     body += [f"{indent}kept.append(i)"] if chooses else []
     body += [f"{indent}made_{name}.append({name})" for name in computed]
-    used = set(re.findall(r"\bv\d+\b", " ".join(body)))
+    used = set(re.findall(r"(?<!\.)\bv\d+\b", " ".join(body)))
     read = [number for name, number in origin.items() if name in used]
     variables = ["i", *(f"v{number}" for number in read)]
     iterated = ["range(size)", *(f"column_{number}" for number in read)]

@@ -35,6 +35,13 @@ class Tag(NamedTuple):
     n: int | None
 
 
+class Score(NamedTuple):
+    """Its fields have names that stand for others in a function's text."""
+
+    F0: int
+    v0: int
+
+
 class Checked(NamedTuple):
     n: int
 
@@ -53,6 +60,7 @@ class Order(NamedTuple):
     counts: list[int] | None
     times: list[datetime]
     checked: Checked
+    score: Score
 
 
 class Sold(NamedTuple):
@@ -79,6 +87,10 @@ def address(o: Order) -> Address:
 
 def first_tag(o: Order) -> Tag:
     return o.tags[0]
+
+
+def score(o: Order) -> int:
+    return o.score.F0
 
 
 def size(o: Order) -> int:
@@ -124,7 +136,7 @@ def years(o: Order):
         yield time.year
 
 
-MAPS = [(city, str), (house, int), (billed, str), (address, Address), (first_tag, Tag), (size, int)]
+MAPS = [(city, str), (house, int), (billed, str), (address, Address), (first_tag, Tag), (size, int), (score, int)]
 FLAT_MAPS = [
     *[(sold, Sold), (sold_listed, Sold), (tags, Tag), (some_tags, Tag), (cities, str), (texts, str)],
     *[(counts, int), (years, int)],
@@ -143,6 +155,7 @@ ORDERS = st.builds(
     st.none() | st.lists(st.integers(-2, 2), max_size=2),
     st.lists(st.datetimes(datetime(1990, 1, 1), datetime(2030, 1, 1)), max_size=2),
     st.builds(Checked, st.integers(0, 3)),
+    st.builds(Score, st.integers(0, 3), st.integers(4, 7)),
 )
 
 
@@ -173,9 +186,11 @@ def test_a_flat_map_emits_the_same(function, made, orders):
 
 @pytest.mark.parametrize("mode", MODES.args[1] if hasattr(MODES, "args") else ["BATCH", "STREAMING"])
 def test_both_modes_run_them(mode):
+    rest = Checked(1), Score(1, 2)
+    items = [Item("X", 11, None), Item("y", 3, None)]
     orders = [
-        Order(1, Address("a", 1), None, [Item("X", 11, None), Item("y", 3, None)], [], [], None, [], Checked(1)),
-        Order(2, Address("b", None), None, [], [], [], None, [], Checked(1)),
+        Order(1, Address("a", 1), None, items, [], [], None, [], *rest),
+        Order(2, Address("b", None), None, [], [], [], None, [], *rest),
     ]
     assert outcome(lambda s: s.flat_map(sold, Sold), orders, mode, "AUTO") == [Sold(1, "X", 22)]
 
