@@ -649,6 +649,18 @@ def test_several_readers_see_the_same_records_where_they_are_not_computed_twice(
     assert sorted(one) == sorted(other)
 
 
+def test_a_stream_that_is_written_and_read_is_computed_once(spark, tmp_path):
+    pq.write_table(table_of(sales(7)), tmp_path / "in.parquet")
+    pipeline = Pipeline("shop")
+    numbered = pipeline.from_source(ParquetSource(str(tmp_path / "in.parquet"), Sale, name="sales")).map(Numbered())
+    numbered.sink_to(FileSink(str(tmp_path / "all"), "all"))
+    numbered.rebalance().map(most, str).sink_to(FileSink(str(tmp_path / "most"), "most"))
+    run_stages(pipeline.plan(PIPELINED), spark, tmp_path)
+    whole = pq.read_table(tmp_path / "all").to_pylist()
+    found = pq.read_table(tmp_path / "most").column("value").to_pylist()
+    assert sorted(f"{row['shop']} {row['most']}" for row in whole) == sorted(found)
+
+
 @pytest.mark.parametrize("name", ["reduce by a field", "windows", "windows with a sum"])
 def test_rows_are_in_the_order_in_which_a_worker_emits_them(name, spark, tmp_path):
     pq.write_table(table_of(sales()[::-1]), tmp_path / "in.parquet")
