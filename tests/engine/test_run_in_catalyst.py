@@ -614,6 +614,21 @@ def test_what_goes_on_to_a_function_in_the_chain_is_what_the_one_before_returned
     assert on == off
 
 
+def test_a_chain_of_many_functions_stays_in_python():
+    """The JVM does not compile what Spark makes of them, and so they would be slower there."""
+
+    def chain(length):
+        def build(stream):
+            for _ in range(length):
+                stream = stream.map(doubled)
+            return stream
+
+        return build
+
+    assert in_catalyst(chain(6)) == ["map"] * 6
+    assert in_catalyst(chain(7)) == []
+
+
 @pytest.mark.parametrize("name", NOT_SAID)
 @pytest.mark.usefixtures("compiled")
 def test_what_sql_cannot_say_stays_in_python(name, spark, tmp_path):

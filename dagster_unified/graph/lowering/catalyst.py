@@ -12,6 +12,9 @@ from dagster_unified.graph.plan import Plan
 
 InSql = MappedInSql | ReducedInSql
 
+_MOST = 24
+"""The expressions of a chain, by `_expressions`. The JVM does not compile what Spark makes of many more."""
+
 
 class OperatorsInSql:
     """Operators of a plan, of those that run together, that Catalyst runs in place of Python workers.
@@ -31,7 +34,7 @@ class OperatorsInSql:
                 continue
             chain = chain_of(number)
             said = self._said(chain)
-            if len(said) < len(chain):
+            if len(said) < len(chain) or sum(map(_expressions, said.values())) > _MOST:
                 said = {number: found} if isinstance(found := said.get(number), ReducedInSql) else {}
                 behind |= {number} if said else set(chain)
             else:
@@ -72,3 +75,12 @@ class OperatorsInSql:
         records = self._plan.layout(port).records
         is_seen = self._plan.graph.nodes[port.node].needs_worker or self.keys(port) is None
         return not is_seen and not all(records.is_checked_by_columns(number) for number in range(len(records.names)))
+
+
+def _expressions(said: InSql | None) -> int:
+    """Return how many expressions an operator is; what is computed is also asked about, if it is known."""
+    if not isinstance(said, MappedInSql):
+        return 0
+    if said.columns is None:
+        return 1
+    return 2 * sum(not (text.startswith("`") and text.count("`") == 2) for text in said.columns)
