@@ -21,7 +21,8 @@ from dagster_unified.api import (
 )
 from dagster_unified.connectors import FileSink, ParquetSource
 from dagster_unified.engine.batch.intermediates import IntermediateStore
-from dagster_unified.engine.batch.run import Run
+from dagster_unified.engine.batch.region import RegionFrames
+from dagster_unified.engine.batch.run import PartitionStart, Run
 from dagster_unified.engine.batch.savepoint import run_all
 from dagster_unified.engine.events import StageStarted
 from dagster_unified.errors import UnifiedError
@@ -293,6 +294,7 @@ CASES = {
     "map": lambda s: s.map(doubled),
     "filter": lambda s: s.filter(positive),
     "several": lambda s: s.filter(positive).map(doubled).filter(lambda r: r.cents % 4 == 0).map(total_of),
+    "map behind a key": lambda s: s.key_by("shop").map(cents_of),
     "reduce by a field": lambda s: s.map(total_of).key_by("shop").reduce(totals),
     "reduce by a function": lambda s: s.map(total_of).key_by(lambda t: t.shop).reduce(totals_last),
     "reduce by what is computed": lambda s: s.map(cents_of).key_by(ninth).reduce(added),
@@ -627,6 +629,20 @@ def test_a_chain_of_many_functions_stays_in_python():
 
     assert in_catalyst(chain(6)) == ["map"] * 6
     assert in_catalyst(chain(7)) == []
+
+
+def test_an_exchange_before_a_map_stays(spark):
+    pipeline = Pipeline("shop")
+    stream = pipeline.from_source(ParquetSource("in", Sale, name="sales")).key_by("shop").map(cents_of)
+    stream.set_parallelism(3).sink_to(FileSink("out", "out"))
+    plan = pipeline.plan(PIPELINED)
+    (region,) = plan.regions
+    (mapping,) = (node for node in plan.nodes_of(region) if node.kind == "map")
+    frames = RegionFrames(plan, region, spark, None, [PartitionStart(plan)])
+    rows = spark.createDataFrame(table_of(sales()))
+    frames.port = lambda port: rows
+    assert mapping.id in frames.graph.in_sql
+    assert frames.input_of(mapping.id).rdd.getNumPartitions() == 3
 
 
 @pytest.mark.parametrize("name", NOT_SAID)

@@ -143,8 +143,12 @@ class Inputs(ABC):
             return self._in_subtasks([(edge, frame)], layout)
         return frame.coalesce(count) if count and not self._has_partitions(edge, count) else frame
 
+    def _is_grouped(self, node: g.Node) -> bool:
+        """Return whether Catalyst brings the rows of a key of a node together."""
+        return node.aggregates_natively or (node.key is not None and node.id in self.graph.in_sql)
+
     def _by_key(self, frame: DataFrame, edge: Edge, node: g.Node, layout: StreamLayout, count: int | None) -> DataFrame:
-        if node.aggregates_natively or node.id in self.graph.in_sql:
+        if self._is_grouped(node):
             return frame  # Catalyst shuffles by itself, after it has aggregated in part
         keys = [*self.axis.columns, *key_columns(edge)]
         spread = frame.repartition(count, *keys) if count else frame.repartition(*keys)
@@ -159,8 +163,7 @@ class Inputs(ABC):
             return True
         while edge.source in self.graph.nodes:
             node, inputs = self.plan.graph.node(edge.source), self.plan.graph.main_inputs(edge.source)
-            grouped = node.aggregates_natively or (node.key is not None and node.id in self.graph.in_sql)
-            if len(inputs) != 1 or self.parallelism(node) != count or grouped:
+            if len(inputs) != 1 or self.parallelism(node) != count or self._is_grouped(node):
                 return False
             edge = inputs[0]
             if edge.partitioning.kind is not ExchangeKind.FORWARD:
