@@ -352,9 +352,9 @@ class ExecutionGraph:
         """
         vertex = self.vertex_of.get(node)
         inputs = self.plan.graph.inputs(node)
-        if not self.runs_again or not inputs or vertex is None or vertex.head != node or node in self.plan.subtasks:
+        if not self.runs_again or not inputs or vertex is None or node in self.plan.subtasks:
             return None
-        if vertex.runs is not Runs.PYTHON:
+        if vertex.head != node or vertex.runs is not Runs.PYTHON:
             return None
         records, conditions = self.plan.input_layout(node).records, list[str]()
         if any(edge.partitioning.kind not in _WITHOUT_KEYS or self.cannot_sift(edge.port) for edge in inputs):

@@ -29,9 +29,9 @@ from dagster_unified.graph.lowering.mapping import (
     computed_in_sql,
     is_closed,
     only_python,
-    record_in_sql,
 )
 from dagster_unified.graph.lowering.reading import read
+from dagster_unified.graph.lowering.record_classes import record_of
 from dagster_unified.graph.lowering.source import UnreadableError
 from dagster_unified.graph.lowering.sql import Sql, UnsaidError
 from dagster_unified.graph.nodes import Key
@@ -52,7 +52,7 @@ class Tumbling:
     """The windows of rows."""
 
     start: str
-    """When that of a row begins."""
+    """When that of a row begins, in milliseconds since the epoch."""
 
     size: int
     """How many milliseconds it has."""
@@ -173,7 +173,7 @@ def _set_keys(key: Key | None) -> list[str]:
 def _field_of(key: ComputedKey, records: RecordType) -> int | None:
     """Return the field that a key is, if it is one."""
     try:
-        value = read(key.function, "get_key", record_in_sql(records))
+        value = read(key.function, "get_key", record_of(records))
     except (UnreadableError, RecursionError):
         return None
     is_same = isinstance(value, Field) and value.kinds in (INT, TEXT) and value.kinds == frozenset([key.python])
@@ -253,7 +253,7 @@ class _Accumulating:
         """Return the accumulator's fields as aggregates."""
         begun = made_fields(read(function, "create_accumulator"), self._held)
         added, self.known = self._sql.bind(
-            read(function, "add", record_in_sql(self._records, self._size), record_in_sql(self._held))
+            read(function, "add", record_of(self._records, self._size), record_of(self._held))
         )
         fields = enumerate(zip(made_fields(added, self._held), begun, strict=True))
         texts = tuple(self._field(value, number, first) for number, (value, first) in fields)

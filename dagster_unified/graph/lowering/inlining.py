@@ -60,7 +60,7 @@ def inlined_map(function: Any, taken: RecordType, made: RecordType, method: str 
     Raises `UnreadableError`.
     """
     writer = _Writer()
-    result = writer.statements(read(function, method, _record(taken)))
+    result = writer.statements(read(function, method, record_of(taken)))
     fields = made_fields(result, made)
     return writer.inlined(tuple(writer.field(value, taken.types, made, n) for n, value in enumerate(fields)))
 
@@ -68,7 +68,7 @@ def inlined_map(function: Any, taken: RecordType, made: RecordType, method: str 
 def inlined_flat_map(function: Any, taken: RecordType, made: RecordType) -> Inlined:
     """Return what a function that emits some records for a record becomes; raises `UnreadableError`."""
     writer = _Writer()
-    result = writer.emitted(read(function, "flat_map", _record(taken), emits=True))
+    result = writer.emitted(read(function, "flat_map", record_of(taken), emits=True))
     fields = made_fields(result, made)
     return writer.inlined(tuple(writer.field(value, taken.types, made, n) for n, value in enumerate(fields)))
 
@@ -93,7 +93,7 @@ def fold_of(result: Expression, held: RecordType, taken: RecordType) -> tuple[li
 def inlined_filter(function: Any, taken: RecordType) -> Inlined:
     """Return what a function that says whether a record goes on becomes; raises `UnreadableError`."""
     writer = _Writer()
-    result = writer.statements(read(function, "filter", _record(taken)))
+    result = writer.statements(read(function, "filter", record_of(taken)))
     is_known = result.kinds <= PLAIN or elements_of(result.kinds) is not None
     if isinstance(result, Built) or not result.kinds or not is_known:
         raise UnreadableError("it is not known whether what it returns is true")
@@ -101,10 +101,6 @@ def inlined_filter(function: Any, taken: RecordType) -> Inlined:
         raise UnreadableError("it may return None")
     writer.keep(result)
     return writer.inlined(tuple(f"F{number}" for number in range(len(taken.names))))
-
-
-def _record(taken: RecordType) -> Expression:
-    return record_of(taken.python, taken.shape, taken.names, [kinds_of(info) for info in taken.types])
 
 
 def made_fields(result: Expression, made: RecordType) -> list[Expression]:

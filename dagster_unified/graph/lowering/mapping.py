@@ -9,7 +9,7 @@ from typing import Any
 from dagster_unified.errors import LoweringError
 from dagster_unified.graph.lowering.deciding import Lowering, key_on_columns
 from dagster_unified.graph.lowering.inlining import made_fields
-from dagster_unified.graph.lowering.language import NONE, Expression, kinds_of
+from dagster_unified.graph.lowering.language import NONE
 from dagster_unified.graph.lowering.reading import read
 from dagster_unified.graph.lowering.record_classes import record_of
 from dagster_unified.graph.lowering.sifting import kept_rows
@@ -52,7 +52,7 @@ def key_in_sql(key: ComputedKey, taken: RecordType, where: str) -> str | None:
         return None
     sql = Sql(taken.names)
     try:
-        value, known = sql.bind(read(key.function, "get_key", record_in_sql(taken)))
+        value, known = sql.bind(read(key.function, "get_key", record_of(taken)))
         return None if known else f"coalesce({sql.result(value)}, {only_python(where)})"
     except (UnreadableError, UnsaidError, RecursionError):
         return None
@@ -72,7 +72,7 @@ def computed_in_sql(
     """
     sql = Sql(taken.names)
     try:
-        result, known = sql.bind(read(function, method, record_in_sql(taken)))
+        result, known = sql.bind(read(function, method, record_of(taken)))
         values = made_fields(result, made)
         for number, value in enumerate(values):
             known.append(sql.is_known(value))
@@ -87,11 +87,6 @@ def all_known(known: Iterable[str], unknown: str) -> str | None:
     """Return a condition that is true where these all are, and `unknown` elsewhere; None where it is always true."""
     asked = [condition for condition in dict.fromkeys(known) if condition != "true"]
     return f"CASE WHEN {' AND '.join(asked)} THEN true ELSE {unknown} END" if asked else None
-
-
-def record_in_sql(taken: RecordType, first: int = 0) -> Expression:
-    """Return a record of a type, whose fields have numbers from `first` on; raises `UnreadableError`."""
-    return record_of(taken.python, taken.shape, taken.names, [kinds_of(info) for info in taken.types], first)
 
 
 def only_python(where: str) -> str:

@@ -5,26 +5,28 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from msgspec import inspect as mi
 
 from dagster_unified.graph.lowering.language import ANY, Built, Expression, Field, Kinds, kinds_of
 from dagster_unified.graph.lowering.source import UnreadableError
+from dagster_unified.records import RecordType
 
 
-def record_of(python: Any, shape: str, names: Sequence[str], kinds: Sequence[Kinds], first: int = 0) -> Expression:
-    """Return the record that a function is given, in terms of its fields, whose numbers begin at `first`.
+def record_of(records: RecordType, first: int = 0) -> Expression:
+    """Return the record of a type that a function is given, in terms of its fields, whose numbers begin at `first`.
 
     Raises `UnreadableError` for a class of records that does more than hold its fields.
     """
-    fields: list[Expression] = [Field(of_field, number) for number, of_field in enumerate(kinds, first)]
-    if shape == "value":
+    fields: list[Expression] = [Field(kinds_of(info), number) for number, info in enumerate(records.types, first)]
+    if records.shape == "value":
         return fields[0]
-    if shape == "class":
-        check_class(python)
-    return Built(ANY, python if shape == "class" else tuple, dict(zip(names, fields, strict=True)))
+    is_class = records.shape == "class"
+    if is_class:
+        check_class(records.python)
+    return Built(ANY, records.python if is_class else tuple, dict(zip(records.names, fields, strict=True)))
 
 
 def kinds_of_attribute(python: type, name: str) -> Kinds | None:

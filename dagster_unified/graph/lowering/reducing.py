@@ -27,7 +27,7 @@ from dagster_unified.records import RecordType, record_type
 
 def reduced(function: Any, records: RecordType) -> Fold:
     """Return what a reduce function does to each field of its first record; raises `UnreadableError`."""
-    one, other = _record(records), _record(records, len(records.names))
+    one, other = record_of(records), record_of(records, len(records.names))
     return _fold(read(function, "reduce", one, other), records, records)
 
 
@@ -37,7 +37,7 @@ def aggregated(function: AggregateFunction[Any, Any, Any], accumulator: Any, rec
         held = record_type(accumulator)
     except UnifiedError:
         raise UnreadableError("its accumulator has no fields") from None
-    return _fold(read(function, "add", _record(records, len(held.names)), _record(held)), held, records)
+    return _fold(read(function, "add", record_of(records, len(held.names)), record_of(held)), held, records)
 
 
 def built_in(kind: str, field: str | int | None, records: RecordType) -> Fold:
@@ -51,15 +51,11 @@ def built_in(kind: str, field: str | int | None, records: RecordType) -> Fold:
         combined = Operation(kinds, "{}({}, {})", (Constant(ANY, min if kind == "min" else max), own, other))
     else:
         raise UnreadableError(f"{kind} of '{records.names[number]}' depends on whole records, or on their order")
-    whole = _record(records)
+    whole = record_of(records)
     if not isinstance(whole, Built):
         return _fold(combined, records, records)
     fields = {**whole.fields, records.names[number]: combined}
     return _fold(Built(ANY, whole.python, fields), records, records)
-
-
-def _record(records: RecordType, first: int = 0) -> Expression:
-    return record_of(records.python, records.shape, records.names, [kinds_of(info) for info in records.types], first)
 
 
 def _fold(result: Expression, held: RecordType, taken: RecordType) -> Fold:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dagster_unified.graph.lowering.language import kinds_of
 from dagster_unified.graph.lowering.reading import read
 from dagster_unified.graph.lowering.record_classes import record_of
 from dagster_unified.graph.lowering.source import UnreadableError
@@ -19,8 +18,7 @@ from dagster_unified.records import RecordType
 def kept_rows(function: Any, taken: RecordType) -> str | None:
     """Return the condition of a filter's function on the columns of records; None where it cannot be said."""
     try:
-        fields = record_of(taken.python, taken.shape, taken.names, [kinds_of(info) for info in taken.types])
-        return Sql(taken.names).true(read(function, "filter", fields))
+        return Sql(taken.names).true(read(function, "filter", record_of(taken)))
     except (UnreadableError, UnsaidError, RecursionError):
         return None
 

@@ -77,19 +77,15 @@ class Sql:
 
     def known(self, value: Expression) -> str:
         """Return whether the function does not raise as it computes a value, which may have more than 64 bits."""
-        return self._known(value) if self._may_raise(value) else "true"
+        return self.is_known(value) if self._may_raise(value) else "true"
 
     def is_known(self, value: Expression) -> str:
         """Return whether a value is known here, so that it is what `result` says."""
         value = self.resolved(value)
-        return "true" if isinstance(value, (Field, Constant)) else self._known(value)
-
-    def _known(self, value: Expression) -> str:
-        value = self.resolved(value)
         if isinstance(value, (Field, Constant)):
             return "true"
         if isinstance(value, Conditional):
-            test, branches = self.true(value.test), (self._known(value.yes), self._known(value.no))
+            test, branches = self.true(value.test), (self.is_known(value.yes), self.is_known(value.no))
             if branches == ("true", "true"):
                 return f"(({test}) IS NOT NULL)"
             return self._bounded(f"CASE WHEN {test} THEN {branches[0]} WHEN NOT {test} THEN {branches[1]} END")

@@ -168,23 +168,24 @@ def outcome(build, orders, mode, lowering):
         return type(error), str(error)
 
 
-@pytest.mark.parametrize(("function", "made"), MAPS, ids=lambda each: getattr(each, "__name__", ""))
+CASES = [
+    *(("map", inlined_map, function, made) for function, made in MAPS),
+    *(("flat_map", inlined_flat_map, function, made) for function, made in FLAT_MAPS),
+]
+
+
+@pytest.mark.parametrize(("method", "inlined", "function", "made"), CASES, ids=[case[2].__name__ for case in CASES])
 @given(orders=st.lists(ORDERS, max_size=4))
-def test_a_map_makes_the_same(function, made, orders):
-    assert inlined_map(function, record_type(Order), record_type(made))
-    on, off = (outcome(lambda s: s.map(function, made), orders, "BATCH", lowering) for lowering in ("AUTO", "OFF"))
+def test_a_function_makes_the_same(method, inlined, function, made, orders):
+    def build(stream):
+        return getattr(stream, method)(function, made)
+
+    assert inlined(function, record_type(Order), record_type(made))
+    on, off = (outcome(build, orders, "BATCH", lowering) for lowering in ("AUTO", "OFF"))
     assert on == off
 
 
-@pytest.mark.parametrize(("function", "made"), FLAT_MAPS, ids=lambda each: getattr(each, "__name__", ""))
-@given(orders=st.lists(ORDERS, max_size=4))
-def test_a_flat_map_emits_the_same(function, made, orders):
-    assert inlined_flat_map(function, record_type(Order), record_type(made))
-    on, off = (outcome(lambda s: s.flat_map(function, made), orders, "BATCH", lowering) for lowering in ("AUTO", "OFF"))
-    assert on == off
-
-
-@pytest.mark.parametrize("mode", MODES.args[1] if hasattr(MODES, "args") else ["BATCH", "STREAMING"])
+@MODES
 def test_both_modes_run_them(mode):
     rest = Checked(1), Score(1, 2)
     items = [Item("X", 11, None), Item("y", 3, None)]
